@@ -1,0 +1,44 @@
+# make demo | check | test | lint | types | bench | clean
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo install check lint types test quick bench clean
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+$(BIN)/glassbox: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.test: $(BIN)/glassbox
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+install: $(BIN)/glassbox  ## a .venv with glassbox in it
+
+demo: install    ## fetch the default model, trace one prompt, print where the trace is
+	$(BIN)/glassbox pull smollm2-135m
+	$(BIN)/glassbox trace "Why is the sky blue?" --temperature 0.8 --seed 7 --max-tokens 48
+
+lint: $(VENV)/.test  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test ## mypy --strict
+	$(BIN)/mypy
+
+quick: $(VENV)/.test ## the tests that are not slow
+	$(BIN)/python -m pytest -m "not slow"
+
+check: lint types quick ## what to run before a commit
+
+test: $(VENV)/.test  ## the whole suite
+	$(BIN)/python -m pytest
+
+bench: install   ## speed of this machine
+	$(BIN)/glassbox bench
+
+clean:           ## remove the environment and what tools left
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

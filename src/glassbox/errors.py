@@ -1,0 +1,125 @@
+"""Every error Glassbox raises on purpose, in one tree.
+
+Each reads as a sentence to a person and carries, as attributes, what a program needs. Anything else that escapes is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class GlassboxError(Exception):
+    """The root. `exit_code` is what the command line returns for it."""
+
+    exit_code = 2
+
+
+class ModelNotFound(GlassboxError):
+    """No such model name or file, or it cannot be fetched. Attributes: name."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"model {name!r}: {why}")
+        self.name = name
+
+
+class ModelFormatError(GlassboxError):
+    """A model file breaks its format. Attributes: path, field, offset (bytes from the start of the file, or None)."""
+
+    def __init__(self, why: str, *, field: str, offset: int | None = None, path: str = "") -> None:
+        where = f" at byte {offset}" if offset is not None else ""
+        super().__init__(f"{path + ': ' if path else ''}{field}{where}: {why}")
+        self.path, self.field, self.offset, self.why = path, field, offset, why
+
+
+class Unsupported(GlassboxError):
+    """The file is sound, but names something Glassbox does not know. Attributes: what, name, known."""
+
+    def __init__(self, what: str, name: str, known: Sequence[str] = ()) -> None:
+        tail = f" (known: {', '.join(known)})" if known else ""
+        super().__init__(f"{what} {name!r} is not supported{tail}")
+        self.what, self.name, self.known = what, name, tuple(known)
+
+
+class ParameterError(GlassboxError):
+    """A parameter is out of its range. Attributes: param, value, allowed."""
+
+    def __init__(self, param: str, value: object, allowed: str) -> None:
+        super().__init__(f"{param} is {value!r}, but must be {allowed}")
+        self.param, self.value, self.allowed = param, value, allowed
+
+
+class PromptError(GlassboxError):
+    """The prompt cannot be used as it is (empty, unknown ids, not expressible). Attributes: param."""
+
+    def __init__(self, why: str, *, param: str = "prompt") -> None:
+        super().__init__(why)
+        self.param = param
+
+
+class TemplateError(GlassboxError):
+    """The chat template refused or failed; carries the template's own words. Attributes: param."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.param = "messages"
+
+
+class ContextOverflow(GlassboxError):
+    """More tokens than the context holds. Attributes: tokens, limit."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens, but the context holds {limit}")
+        self.tokens, self.limit = tokens, limit
+
+
+class NonFiniteLogits(GlassboxError):
+    """The model or a step produced NaN or +inf. Attributes: step, position, where."""
+
+    def __init__(self, where: str, *, position: int | None = None) -> None:
+        at = f" at id {position}" if position is not None else ""
+        super().__init__(f"non-finite logits after {where}{at}")
+        self.where, self.position = where, position
+
+
+class EmptySupport(GlassboxError):
+    """A policy step removed every token. Attributes: step."""
+
+    def __init__(self, step: str) -> None:
+        super().__init__(f"no token is left after policy step {step!r}")
+        self.step = step
+
+
+class UnknownPoint(GlassboxError):
+    """An inner value that does not exist was asked for. Attributes: point, known."""
+
+    def __init__(self, point: str, known: Sequence[str]) -> None:
+        super().__init__(f"no point {point!r}; there are: {', '.join(known)}")
+        self.point, self.known = point, tuple(known)
+
+
+class OutOfMemory(GlassboxError):
+    """What was asked for does not fit. Attributes: needed, available (bytes)."""
+
+    def __init__(self, what: str, needed: int, available: int) -> None:
+        super().__init__(f"{what} needs {needed:,} bytes, but only {available:,} are available")
+        self.needed, self.available = needed, available
+
+
+class StoreError(GlassboxError):
+    """A trace store cannot be opened, read or written. Attributes: path."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"trace store {path}: {why}")
+        self.path = path
+
+
+class RunNotFound(GlassboxError):
+    """No run of this id in the store. Attributes: run_id."""
+
+    def __init__(self, run_id: str, path: str) -> None:
+        super().__init__(f"no run {run_id!r} in {path}")
+        self.run_id = run_id
+
+
+class KernelError(GlassboxError):
+    """The compiled kernels cannot be built or loaded on this machine."""
