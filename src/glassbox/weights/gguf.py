@@ -1,7 +1,7 @@
 """Reads a GGUF file: metadata and where each tensor lies. Comes in: a path. Goes out: `Gguf`.
 
-Files are hostile: every count, length and offset is a Python int checked against the bytes that are left before
-anything of that size is made. It does not decode weights (see quant.py) and does not interpret metadata.
+Files are hostile: every count, length and offset is a Python int, checked against the bytes that are left
+before anything of that size is made. It does not decode weights (see quant.py) nor interpret metadata.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; limits follow the reference reader's.
 """
@@ -9,8 +9,8 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; limits follow
 from __future__ import annotations
 
 import mmap
-import struct
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,12 @@ MAX_DIMS = 4
 MAX_NAME = 64
 MAX_ELEMENTS = (1 << 63) - 1
 
-# type code -> (struct letter, size); 8 is string, 9 is array
-SCALARS: Mapping[int, tuple[str, int]] = {
-    0: ("B", 1), 1: ("b", 1), 2: ("H", 2), 3: ("h", 2), 4: ("I", 4), 5: ("i", 4),
-    6: ("f", 4), 7: ("?", 1), 10: ("Q", 8), 11: ("q", 8), 12: ("d", 8),
+# type code -> numpy's name for it
+SCALARS: Mapping[int, str] = {
+    0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", 7: "?", 10: "u8", 11: "i8", 12: "f8",
 }  # fmt: skip
-STRING, ARRAY = 8, 9
+UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9
+ALIGNMENT = "general.alignment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,18 @@ class TensorInfo:
 
 
 class Gguf:
-    """An open GGUF file. `metadata` is a plain dict; `tensors` maps names to `TensorInfo`; `raw(name)` is the bytes."""
+    """An open file: `metadata` is a plain dict, `tensors` says where each lies, `raw` gives the bytes."""
 
-    def __init__(self, path: Path, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+    def __init__(
+        self, path: Path, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]
+    ) -> None:
         self.path, self.metadata, self.tensors = path, metadata, tensors
         self._data = data
 
     def raw(self, name: str) -> U8:
         """The tensor's bytes as they lie in the file, uint8 [nbytes]. A view: copy it to keep it."""
         t = self.tensors[name]
-        return np.frombuffer(self._data, np.uint8, t.nbytes, t.offset)
+        return np.frombuffer(self._data, np.uint8)[t.offset : t.offset + t.nbytes]
 
     def __repr__(self) -> str:
         return f"<Gguf {self.path.name}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
@@ -66,9 +68,11 @@ class Gguf:
 def read_gguf(path: str | Path) -> Gguf:
     """Open and check a GGUF file. Raises ModelNotFound or ModelFormatError (with field and offset)."""
     path = Path(path)
-    if path.is_dir():
-        raise ModelNotFound(str(path), "is a directory, not a GGUF file")
     try:
+        mode = path.stat().st_mode  # asked first: to open a pipe would wait for ever
+        if not stat.S_ISREG(mode):
+            what = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
+            raise ModelNotFound(str(path), f"is {what}, not a GGUF file")
         with path.open("rb") as f:
             size = f.seek(0, 2)
             if size == 0:
@@ -76,8 +80,8 @@ def read_gguf(path: str | Path) -> Gguf:
             data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFound(str(path), "no such file") from None
-    except OSError as e:
-        raise ModelNotFound(str(path), f"cannot be read ({e.strerror})") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+        raise ModelNotFound(str(path), f"cannot be read ({getattr(e, 'strerror', None) or e})") from None
     try:
         metadata, tensors = _Reader(data, size).file()
     except ModelFormatError as e:
@@ -93,24 +97,27 @@ class _Reader:
         self.data, self.size, self.at = data, size, 0
 
     def fail(self, field: str, why: str, at: int | None = None) -> ModelFormatError:
+        # Names come from the file: one must not bring line breaks or escape codes to a terminal, or fill it.
+        field = field if field.isprintable() else ascii(field)[1:-1]
+        field = field if len(field) <= 160 else field[:120] + "…" + field[-30:]
         return ModelFormatError(why, field=field, offset=self.at if at is None else at)
 
     def need(self, n: int, field: str) -> int:
         """Check that n bytes are left, step over them, return where they began."""
         at = self.at
         if n > self.size - at:
-            raise self.fail(field, f"needs {n} bytes, but the file ends after {self.size - at} more (truncated?)")
+            left = self.size - at
+            raise self.fail(field, f"needs {n} bytes, but the file ends after {left} more (truncated?)")
         self.at += n
         return at
 
-    def number(self, letter: str, size: int, field: str) -> Any:
-        return struct.unpack_from("<" + letter, self.data, self.need(size, field))[0]
-
     def u32(self, field: str) -> int:
-        return int(self.number("I", 4, field))
+        at = self.need(4, field)
+        return int.from_bytes(self.data[at : at + 4], "little")
 
     def u64(self, field: str) -> int:
-        return int(self.number("Q", 8, field))
+        at = self.need(8, field)
+        return int.from_bytes(self.data[at : at + 8], "little")
 
     def string(self, field: str, limit: int = MAX_STRING) -> str:
         at = self.at
@@ -127,9 +134,10 @@ class _Reader:
         self.magic()
         n_tensors, n_kv = self.u64("tensor count"), self.u64("metadata count")
         # The least a tensor entry and a metadata entry can take bounds what the file can hold.
-        for field, n, least in (("tensor count", n_tensors, 24), ("metadata count", n_kv, 13)):
-            if n * least > self.size - self.at:
-                raise self.fail(field, f"{n} entries cannot fit in the {self.size - self.at} bytes left", 8)
+        left = self.size - self.at
+        for field, n, least, at in (("tensor count", n_tensors, 24, 8), ("metadata count", n_kv, 14, 16)):
+            if n * least > left:
+                raise self.fail(field, f"{n} entries cannot fit in the {left} bytes left", at)
         metadata: dict[str, Any] = {}
         for i in range(n_kv):
             at = self.at
@@ -138,16 +146,19 @@ class _Reader:
                 raise self.fail(f"metadata key {i}", "is empty", at)
             if key in metadata:
                 raise self.fail(key, "stands twice", at)
-            metadata[key] = self.value(key, self.u32(f"{key} type"))
-        return metadata, self.tensor_table(n_tensors, self.alignment(metadata))
+            kind = self.u32(f"{key} type")
+            metadata[key] = value = self.value(key, kind)
+            if key == ALIGNMENT and (kind != UINT32 or value == 0 or value & (value - 1)):
+                raise self.fail(key, "must be a uint32 and a power of two", at)
+        return metadata, self.tensor_table(n_tensors, metadata.get(ALIGNMENT, 32))
 
     def magic(self) -> None:
         begin = self.need(4, "magic")
         magic = self.data[begin : begin + 4]
         if magic != MAGIC:
-            lfs = self.data[:8] == b"version "
-            why = "is a Git LFS pointer, not the file it points to" if lfs else f"is {magic!r}: not a GGUF file"
-            raise self.fail("magic", why, 0)
+            if self.data[:8] == b"version ":
+                raise self.fail("magic", "is a Git LFS pointer, not the file it points to", 0)
+            raise self.fail("magic", f"is {magic!r}: not a GGUF file", 0)
         version = self.u32("version")
         if version in (0x02000000, 0x03000000):
             raise self.fail("version", "big-endian GGUF is not supported", 4)
@@ -156,7 +167,7 @@ class _Reader:
 
     def value(self, key: str, kind: int, depth: int = 0) -> Any:
         if kind in SCALARS:
-            return self.number(*SCALARS[kind], key)
+            return self.scalars(key, kind, 1)[0]
         if kind == STRING:
             return self.string(key)
         if kind != ARRAY:
@@ -165,22 +176,24 @@ class _Reader:
             raise self.fail(key, f"arrays nest deeper than {MAX_DEPTH}")
         item, n = self.u32(f"{key} item type"), self.u64(f"{key} length")
         if item in SCALARS:
-            letter, size = SCALARS[item]
-            return np.frombuffer(self.data, "<" + _numpy(letter), n, self.need(n * size, key)).tolist()
+            return self.scalars(key, item, n)
         if item not in (STRING, ARRAY):
             raise self.fail(key, f"has unknown item type {item}", self.at - 12)
         if n * (8 if item == STRING else 12) > self.size - self.at:
             raise self.fail(key, f"{n} items cannot fit in the {self.size - self.at} bytes left", self.at - 8)
-        read: Callable[[], Any] = (lambda: self.string(key)) if item == STRING else (
-            lambda: self.value(key, ARRAY, depth + 1)
-        )  # fmt: skip
-        return [read() for _ in range(n)]
+        if item == STRING:
+            return [self.string(key) for _ in range(n)]
+        return [self.value(key, ARRAY, depth + 1) for _ in range(n)]
 
-    def alignment(self, metadata: Mapping[str, Any]) -> int:
-        align = metadata.get("general.alignment", 32)
-        if type(align) is not int or align <= 0 or align & (align - 1) or align > 1 << 31:
-            raise self.fail("general.alignment", f"is {align!r}, but must be a power of two")
-        return align
+    def scalars(self, key: str, kind: int, n: int) -> list[Any]:
+        dtype = np.dtype("<" + SCALARS[kind])
+        at = self.need(n * dtype.itemsize, key)
+        if kind == BOOL and (wrong := self.data[at : at + n].strip(b"\0\1")):
+            raise self.fail(
+                key, f"a truth value is {wrong[0]}, but must be 0 or 1", self.data.find(wrong, at)
+            )
+        items: list[Any] = np.frombuffer(self.data, dtype, n, at).tolist()
+        return items
 
     def tensor_table(self, n: int, align: int) -> dict[str, TensorInfo]:
         entries: list[tuple[TensorInfo, int]] = []
@@ -200,8 +213,8 @@ class _Reader:
                 raise self.fail(f"{t.name} offset", f"is {t.offset}, but {running} was expected", at)
             running += -(-t.nbytes // align) * align
             if t.nbytes and base + t.offset + t.nbytes > self.size:
-                end = base + t.offset + t.nbytes
-                raise self.fail(f"{t.name} data", f"ends at byte {end}, but the file has {self.size} (truncated?)", at)
+                why = f"ends at byte {base + t.offset + t.nbytes}, but the file has {self.size} (truncated?)"
+                raise self.fail(f"{t.name} data", why, at)
             tensors[t.name] = TensorInfo(t.name, t.shape, t.format, base + t.offset, t.nbytes)
         return tensors
 
@@ -210,7 +223,7 @@ class _Reader:
         at = self.at
         name = self.string(f"tensor {i} name", MAX_NAME - 1)
         n_dims = self.u32(f"{name} dimensions")
-        if not 0 <= n_dims <= MAX_DIMS:
+        if n_dims > MAX_DIMS:
             raise self.fail(name, f"has {n_dims} dimensions, at most {MAX_DIMS} are allowed", at)
         dims = [self.u64(f"{name} shape") for _ in range(n_dims)]
         code_at = self.at
@@ -224,11 +237,10 @@ class _Reader:
             count *= d
             if d > MAX_ELEMENTS or count > MAX_ELEMENTS:
                 raise self.fail(f"{name} shape", f"{dims} has too many elements", at)
-        if (dims[0] if dims else 1) % fmt.elements:
-            raise self.fail(f"{name} shape", f"{dims[0]} columns are no multiple of the block of {fmt.elements}", at)
+        columns = dims[0] if dims else 1
+        if columns % fmt.elements:
+            raise self.fail(
+                f"{name} shape", f"{columns} columns are no multiple of the block of {fmt.elements}", at
+            )
         offset = self.u64(f"{name} offset")
         return TensorInfo(name, tuple(reversed(dims)), fmt, offset, count // fmt.elements * fmt.bytes)
-
-
-def _numpy(letter: str) -> str:
-    return {"B": "u1", "b": "i1", "H": "u2", "h": "i2", "I": "u4", "i": "i4", "f": "f4", "?": "?", "Q": "u8", "q": "i8", "d": "f8"}[letter]  # fmt: skip  # noqa: E501

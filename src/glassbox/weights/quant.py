@@ -1,7 +1,7 @@
-"""The block formats of GGUF as one table: how many elements and bytes a block has, how it decodes, how kernels lay it out.
+"""The block formats of GGUF as one table: how large a block is, how it decodes, how kernels lay it out.
 
-`decode` is the slow, plain definition (numpy, float32, the reference decoder's own order of operations); the kernels
-stream a repacked layout and are tested against it. Formats are described in ggml's ggml-quants.c.
+`decode` is the slow, plain definition (numpy, float32, the order of operations of the reference decoder); the
+kernels stream a repacked layout and are tested against it. Formats are described in ggml's ggml-quants.c.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Decoder = Callable[[U8], F32]  # uint8 [blocks, bytes] -> float32 [blocks, eleme
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One row of the table. `layout` names the kernel layout that holds it without loss (see model/kernels/matmul.py)."""
+    """One row of the table. `layout` names the kernels' layout that holds it without loss."""
 
     name: str
     code: int  # GGML type number
@@ -34,7 +34,7 @@ def _f16(b: U8) -> F32:
 
 
 def _nibbles(b: U8) -> F32:
-    """uint8 [n, 16k] of paired nibbles -> [n, 32k]: low nibbles of each 16 bytes first, then the high ones."""
+    """uint8 [n, 16k] of paired nibbles -> [n, 32k]: of each 16 bytes the low nibbles first, then the high."""
     b = b.reshape(len(b), -1, 16)
     return np.concatenate([b & 15, b >> 4], 2).reshape(len(b), -1).astype(np.float32)
 

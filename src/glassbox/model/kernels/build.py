@@ -1,0 +1,163 @@
+"""Compiles the kernels once, keeps the object code in the user's cache folder, and loads it: the only file that does.
+
+The code is compiled for a pinned target, not for the host, so that every machine computes the same bits; and by a
+child process, so that a start with cached kernels never imports the compiler. The fingerprint is a hash of the kernel
+sources, the target and the compiler's versions: it names the object file and stands in every trace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+from glassbox.errors import KernelError
+
+SOURCES = ("simd", "matmul", "attention", "elementwise", "program", "team", "build")
+
+# machine -> (LLVM cpu, LLVM features that must be there and are used)
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "x86_64": ("x86-64-v3", "+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"),
+    "aarch64": ("generic", "+neon,+fp-armv8"),
+    "arm64": ("generic", "+neon,+fp-armv8"),
+}
+
+Run = Callable[[int, int], None]  # (address of a job's header, thread number)
+
+
+def target() -> tuple[str, str]:
+    """LLVM cpu and features of this machine's pinned target. Raises KernelError."""
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    if machine not in TARGETS:
+        raise KernelError(f"there is no kernel target for {machine} machines (there are: {', '.join(TARGETS)})")
+    return TARGETS[machine]
+
+
+@cache
+def fingerprint() -> str:
+    """16 hex digits over kernel sources, target and compiler: equal fingerprints compute equal bits."""
+    h = hashlib.sha256()
+    here = Path(__file__).parent
+    for name in SOURCES:
+        h.update((here / f"{name}.py").read_bytes())
+    versions = [importlib.metadata.version(p) for p in ("numba", "llvmlite")]
+    h.update("\0".join([*target(), *versions, sys.platform, platform.machine()]).encode())
+    return h.hexdigest()[:16]
+
+
+def object_path() -> Path:
+    # Bytecode, and with it the compiled code's text, differs between Python versions; its arithmetic does not.
+    python = f"{sys.version_info.major}{sys.version_info.minor}"
+    return Path(platformdirs.user_cache_path("glassbox")) / "kernels" / f"{fingerprint()}-py{python}.o"
+
+
+@cache
+def load(announce: Callable[[str], None] | None = None) -> Run:
+    """The compiled `team.run`. Compiles first if this machine has not yet. Raises KernelError."""
+    _check_host()
+    path = object_path()
+    if not path.exists():
+        if announce is not None:
+            announce("compiling the kernels for this machine (once, about ten seconds)")
+        _compile_in_child(path)
+    return _link(path)
+
+
+_keep: list[object] = []  # the engine owns the code; it must outlive every call
+
+
+def _link(path: Path) -> Run:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(*_machine_options())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+    engine.finalize_object()
+    address = engine.get_function_address("glassbox_run")
+    if not address:
+        raise KernelError(f"{path} does not hold the kernels; delete it and start again")
+    _keep.append(engine)
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
+
+
+def _machine_options() -> tuple[str, str, int]:
+    cpu, features = target()
+    return cpu, features, 3
+
+
+def _check_host() -> None:
+    """The pinned target needs its features on the host, or the first kernel would die without a word."""
+    import llvmlite.binding as llvm
+
+    have = llvm.get_host_cpu_features()
+    wanted = [f[1:] for f in target()[1].split(",")]
+    missing = [f for f in wanted if not have.get(f, sys.platform == "darwin")]
+    if missing:
+        raise KernelError(f"this processor lacks {', '.join(missing)}, which the kernels are compiled for")
+
+
+def _compile_in_child(path: Path) -> None:
+    cpu, features = target()
+    env = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_DISABLE_JIT": "0"}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        os.close(handle)
+    except OSError as e:
+        raise KernelError(f"the compiled kernels cannot be kept in {path.parent} ({e.strerror})") from None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "glassbox.model.kernels.build", temporary], env=env, capture_output=True, text=True
+        )
+        if done.returncode:
+            tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise KernelError(f"the kernels could not be compiled: {tail}")
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def compile_to(path: Path) -> None:
+    """Compile `team.run` to a relocatable object file with one C symbol, glassbox_run(int64 job, int64 thread).
+
+    numba's own wrappers, which call into Python to raise errors, are left out: the kernels cannot raise.
+    """
+    import llvmlite.binding as llvm
+    from numba.core import types
+
+    from glassbox.model.kernels.team import run
+
+    run.compile((types.int64, types.int64))
+    compiled = run.overloads[(types.int64, types.int64)]
+    native = compiled.fndesc.llvm_func_name
+    entry = f"""
+define void @glassbox_run(i64 %job, i64 %thread) {{
+  %result = alloca ptr
+  %error = alloca ptr
+  store ptr null, ptr %result
+  %status = call i32 @"{native}"(ptr %result, ptr %error, i64 %job, i64 %thread)
+  ret void
+}}
+"""
+    module = llvm.parse_assembly(compiled.library.get_llvm_str() + entry)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        *_machine_options(), reloc="pic", codemodel="default"
+    )
+    path.write_bytes(machine.emit_object(module))
+
+
+if __name__ == "__main__":
+    compile_to(Path(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""A forward pass as data: a list of instructions over numbered buffers, which team.py executes in one compiled call.
+
+`transformer.py` writes a program by calling the methods of `Program` in the order of the textbook. An instruction is
+a row of sixteen int64; a job's header holds what changes from call to call (tokens, positions, pages). This file has no
+numba in it: it is imported on every start, the compiled code only when it must be compiled.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from glassbox.types import I64
+
+# --- operations -------------------------------------------------------------------------------------------------
+EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER = range(11)
+
+# --- fields of an instruction -----------------------------------------------------------------------------------
+OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS = range(14)
+FIELDS = 16
+"""OP: one of the above. FREE: 1 if it need not wait for the instruction before it. OUT: 1 if its rows are the output
+rows, 0 if all tokens. DST, SRC, SRC2: buffers. N: row width, M: heads or tiles, K: layer, layout or kind. WEIGHT, EXTRA:
+addresses or numbers. REAL: a float32 in the low bytes. SCORES, PROBS: buffers to look through, or -1."""
+
+# --- fields of a job's header -----------------------------------------------------------------------------------
+(
+    PROGRAM, LENGTH, BUFFERS, STRIDES, TOKENS, ROWS, IDS, POSITIONS, TABLES, OUT_ROWS, CLAIMS, DONE, SCRATCH,
+    SCRATCH_STRIDE, LAYER_BYTES, SEE_WIDTH,
+) = range(16)  # fmt: skip
+HEADER = 16
+
+# --- how work is cut (no effect on any value) -------------------------------------------------------------------
+UNIT_WEIGHTS = 32768  # weights · tokens in a unit of a product: some microseconds
+TOKEN_BLOCK = 4  # tokens in a unit of what is done row by row
+QUERY_BLOCK = 8  # queries in a unit of attention
+SPINS = 2000  # looks at the counter before a waiting thread gives way
+
+SILU, GELU = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed weight: `address` of its tiles, `layout` number, `rows` (as the model has them) and `columns`."""
+
+    address: int
+    layout: int
+    rows: int
+    columns: int
+
+
+@dataclass(slots=True)
+class Program:
+    """Instructions and the widths (in float32) of the buffers they use. Each method appends one instruction."""
+
+    code: list[list[int]] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    outputs: list[bool] = field(default_factory=list)  # buffers with one row per output row instead of per token
+
+    def buffer(self, width: int, *, out: bool = False) -> int:
+        """A new buffer of rows of `width` float32, padded so that eight lanes always fit."""
+        self.widths.append(-(-width // 8) * 8)
+        self.outputs.append(out)
+        return len(self.widths) - 1
+
+    def array(self) -> I64:
+        """int64 [instructions, FIELDS]."""
+        return np.array(self.code, np.int64).reshape(-1, FIELDS)
+
+    def _add(self, op: int, **fields: int) -> None:
+        row = [0] * FIELDS
+        row[OP], row[SCORES], row[PROBS] = op, -1, -1
+        for name, value in fields.items():
+            row[_FIELD[name]] = value
+        self.code.append(row)
+
+    def embed(self, dst: int, table: Matrix, scale: float = 1.0) -> None:
+        self._add(EMBED, dst=dst, weight=table.address, k=table.layout, n=table.columns, real=real_bits(scale))
+
+    def norm(
+        self, dst: int, src: int, weight: int, width: int, eps: float, *, heads: int = 1, free: bool = False,
+        out: bool = False,
+    ) -> None:  # fmt: skip
+        """RMS norm of each of `heads` parts of `width` in a row; `weight` is the address of its float32."""
+        self._add(
+            NORM, dst=dst, src=src, weight=weight, n=width, m=heads, real=real_bits(eps), free=int(free), out=int(out)
+        )
+
+    def matmul(self, dst: int, src: int, w: Matrix, *, free: bool = False, out: bool = False) -> None:
+        tiles = -(-w.rows // 8)
+        self._add(
+            MATMUL, dst=dst, src=src, weight=w.address, k=w.layout, n=w.columns, m=tiles, free=int(free), out=int(out)
+        )
+
+    def rope(self, buffer: int, heads: int, width: int, cos: int, sin: int, *, free: bool = False) -> None:
+        """Rotate `heads` heads of `width` in place; cos, sin: addresses of float32 [positions, width / 2]."""
+        self._add(ROPE, dst=buffer, m=heads, n=width, weight=cos, extra=sin, free=int(free))
+
+    def store_kv(self, k: int, v: int, heads: int, width: int, layer: int) -> None:
+        self._add(STORE_KV, src=k, src2=v, m=heads, n=width, k=layer)
+
+    def attend(
+        self, dst: int, q: int, heads: int, kv_heads: int, width: int, layer: int, scale: float, window: int = 0,
+        scores: int = -1, probs: int = -1,
+    ) -> None:  # fmt: skip
+        self._add(
+            ATTEND, dst=dst, src=q, m=kv_heads, n=width, k=layer, weight=heads // kv_heads, extra=window,
+            real=real_bits(scale), scores=scores, probs=probs,
+        )  # fmt: skip
+
+    def gate(self, dst: int, gate: int, up: int, width: int, kind: int) -> None:
+        """dst = activation(gate) · up."""
+        self._add(GATE, dst=dst, src=gate, src2=up, n=width, k=kind)
+
+    def add(self, dst: int, a: int, b: int, width: int) -> None:
+        self._add(ADD, dst=dst, src=a, src2=b, n=width)
+
+    def scale(self, dst: int, src: int, width: int, by: float) -> None:
+        self._add(SCALE, dst=dst, src=src, n=width, real=real_bits(by))
+
+    def copy(self, dst: int, src: int, width: int, *, out: bool = False) -> None:
+        self._add(COPY, dst=dst, src=src, n=width, out=int(out))
+
+    def gather(self, dst: int, src: int, width: int) -> None:
+        """The output rows of `src`, one after another."""
+        self._add(GATHER, dst=dst, src=src, n=width, out=1)
+
+
+_FIELD = {
+    "free": FREE, "out": OUT, "dst": DST, "src": SRC, "src2": SRC2, "n": N, "m": M, "k": K, "weight": WEIGHT,
+    "extra": EXTRA, "real": REAL, "scores": SCORES, "probs": PROBS,
+}  # fmt: skip
+
+
+def real_bits(x: float) -> int:
+    """A float32 as the int64 whose low four bytes it is."""
+    return int(struct.unpack("<q", struct.pack("<fi", x, 0))[0])

@@ -1,0 +1,211 @@
+"""Runs a program (see program.py) with a team of threads, inside one compiled function.
+
+Each instruction falls into units of work. Threads claim units from a counter, so a thread that the system took off its
+core holds up at most the unit it is in, and a team of one simply claims them all. An instruction that needs the results
+of earlier ones first waits until every unit before it is done: it spins, and after a bound gives way to other threads.
+Which thread does a unit cannot change a bit of it.
+"""
+
+from __future__ import annotations
+
+from glassbox.model.kernels import elementwise as ew
+from glassbox.model.kernels import matmul as mm
+from glassbox.model.kernels import program as pr
+from glassbox.model.kernels.attention import attend, store_kv
+from glassbox.model.kernels.matmul import kernel
+from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i32, load_i64, pause
+
+# scales, eight, bytes of a block, column groups of a block, sub-blocks of a group; in the order of pack.LAYOUTS
+_F32 = (mm.scales_none, mm.eight_f32, 256, 1, 1)
+_F16 = (mm.scales_none, mm.eight_f16, 128, 1, 1)
+_Q4_1 = (mm.scales_affine, mm.eight_q4_1, 160, 1, 4)
+_Q5_0 = (mm.scales_q5_0, mm.eight_q5_0, 176, 1, 4)
+_Q8_0 = (mm.scales_q8_0, mm.eight_q8_0, 272, 1, 4)
+_Q4_K = (mm.scales_q4_k, mm.eight_q4_k, 1152, 8, 4)
+_Q6_K = (mm.scales_q6_k, mm.eight_q6_k, 1680, 16, 2)
+
+one_f32, tile_f32 = mm.one_token(*_F32), mm.decode_tile(*_F32)
+one_f16, tile_f16 = mm.one_token(*_F16), mm.decode_tile(*_F16)
+one_q4_1, tile_q4_1 = mm.one_token(*_Q4_1), mm.decode_tile(*_Q4_1)
+one_q5_0, tile_q5_0 = mm.one_token(*_Q5_0), mm.decode_tile(*_Q5_0)
+one_q8_0, tile_q8_0 = mm.one_token(*_Q8_0), mm.decode_tile(*_Q8_0)
+one_q4_k, tile_q4_k = mm.one_token(*_Q4_K), mm.decode_tile(*_Q4_K)
+one_q6_k, tile_q6_k = mm.one_token(*_Q6_K), mm.decode_tile(*_Q6_K)
+
+
+@kernel
+def product_one(layout, w, x, out, columns, tile, end):
+    """out = w · x for one token, tiles `tile` … `end`."""
+    if layout == 0:
+        one_f32(w, x, out, columns, tile, end)
+    elif layout == 1:
+        one_f16(w, x, out, columns, tile, end)
+    elif layout == 2:
+        one_q4_1(w, x, out, columns, tile, end)
+    elif layout == 3:
+        one_q5_0(w, x, out, columns, tile, end)
+    elif layout == 4:
+        one_q8_0(w, x, out, columns, tile, end)
+    elif layout == 5:
+        one_q4_k(w, x, out, columns, tile, end)
+    elif layout == 6:
+        one_q6_k(w, x, out, columns, tile, end)
+
+
+@kernel
+def decode_rows(layout, w, to, columns, tile):
+    """Tile `tile` as float32 [8, columns] at `to`."""
+    if layout == 0:
+        tile_f32(w, to, columns, tile)
+    elif layout == 1:
+        tile_f16(w, to, columns, tile)
+    elif layout == 2:
+        tile_q4_1(w, to, columns, tile)
+    elif layout == 3:
+        tile_q5_0(w, to, columns, tile)
+    elif layout == 4:
+        tile_q8_0(w, to, columns, tile)
+    elif layout == 5:
+        tile_q4_k(w, to, columns, tile)
+    elif layout == 6:
+        tile_q6_k(w, to, columns, tile)
+
+
+@kernel
+def field(row, i):
+    return load_i64(row + 8 * i)
+
+
+@kernel
+def per_unit(op, count, columns):
+    """How much of an instruction one unit takes: tiles of a product, queries of attention, or rows."""
+    if op == pr.MATMUL:
+        return max(1, pr.UNIT_WEIGHTS // (8 * columns * count))
+    if op == pr.ATTEND:
+        return pr.QUERY_BLOCK
+    return pr.TOKEN_BLOCK
+
+
+@kernel
+def unit_count(op, count, per, m, group):
+    if op == pr.MATMUL:
+        return (m + per - 1) // per
+    if op == pr.ATTEND:
+        return m * ((count * group + per - 1) // per)
+    return (count + per - 1) // per
+
+
+@kernel
+def do_matmul(row, dst, d_stride, src, s_stride, count, tile, per, scratch):
+    w, layout, columns = field(row, pr.WEIGHT), field(row, pr.K), field(row, pr.N)
+    end = min(tile + per, field(row, pr.M))
+    if count == 1:
+        product_one(layout, w, src, dst, columns, tile, end)
+    else:
+        for r in range(tile, end):
+            decode_rows(layout, w, scratch, columns, r)
+            mm.many_tokens(scratch, src, s_stride, dst + 32 * r, d_stride, columns, count)
+
+
+@kernel
+def do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch):
+    group, m = field(row, pr.WEIGHT), field(row, pr.M)
+    blocks = (count * group + per - 1) // per
+    head, begin = unit // blocks, unit % blocks * per
+    scores, probs = field(row, pr.SCORES), field(row, pr.PROBS)
+    buffers = field(job, pr.BUFFERS)
+    attend(
+        src, s_stride, dst, d_stride, field(job, pr.POSITIONS), field(job, pr.TABLES), head, group,
+        field(row, pr.N), field(row, pr.K) * field(job, pr.LAYER_BYTES), field(row, pr.EXTRA),
+        load1(row + 8 * pr.REAL), begin, min(begin + per, count * group), scratch,
+        field(job, pr.SCRATCH_STRIDE) // 16 * 4,
+        load_i64(buffers + 8 * scores) if scores >= 0 else 0,
+        load_i64(buffers + 8 * probs) if probs >= 0 else 0,
+        field(job, pr.SEE_WIDTH), m * group,
+    )  # fmt: skip
+
+
+@kernel
+def do_row(job, row, op, t, to, src, src2, scratch):
+    """One row of everything that is done row by row."""
+    n, m, k = field(row, pr.N), field(row, pr.M), field(row, pr.K)
+    weight, real = field(row, pr.WEIGHT), load1(row + 8 * pr.REAL)
+    if op == pr.NORM:
+        for h in range(m):
+            ew.rms_norm(src + 4 * n * h, weight, to + 4 * n * h, n, real)
+    elif op == pr.ADD:
+        ew.add_rows(src, src2, to, n)
+    elif op == pr.GATE:
+        if k == pr.SILU:
+            ew.silu_gate(src, src2, to, n)
+        else:
+            ew.gelu_gate(src, src2, to, n)
+    elif op == pr.ROPE:
+        at = 2 * n * load_i64(field(job, pr.POSITIONS) + 8 * t)  # a row of the tables has n / 2 float32
+        for h in range(m):
+            ew.rotate_halves(to + 4 * n * h, weight + at, field(row, pr.EXTRA) + at, n // 2)
+    elif op == pr.STORE_KV:
+        position, table = load_i64(field(job, pr.POSITIONS) + 8 * t), load_i64(field(job, pr.TABLES) + 8 * t)
+        store_kv(src, src2, table, position, m, n, k * field(job, pr.LAYER_BYTES))
+    elif op == pr.EMBED:
+        token = load_i64(field(job, pr.IDS) + 8 * t)
+        decode_rows(k, weight, scratch, n, token // 8)
+        ew.scale_row(scratch + 4 * n * (token % 8), to, n, real)
+    elif op == pr.SCALE:
+        ew.scale_row(src, to, n, real)
+    elif op == pr.COPY or op == pr.GATHER:
+        ew.copy_row(src, to, n)
+
+
+@kernel
+def do_rows(job, row, op, dst, d_stride, src, s_stride, count, begin, per, scratch):
+    buffers, strides, second = field(job, pr.BUFFERS), field(job, pr.STRIDES), 8 * field(row, pr.SRC2)
+    src2, s2_stride = load_i64(buffers + second), load_i64(strides + second)
+    for t in range(begin, min(begin + per, count)):
+        s = load_i64(field(job, pr.OUT_ROWS) + 8 * t) if op == pr.GATHER else t
+        do_row(job, row, op, t, dst + t * d_stride, src + s * s_stride, src2 + t * s2_stride, scratch)
+
+
+@kernel
+def wait(counter, target):
+    spins = 0
+    while atomic_load(counter) < target:
+        spins += 1
+        if spins < pr.SPINS:
+            pause()
+        else:
+            give_way()
+
+
+@kernel
+def run(job, thread):
+    """One thread's part of a job. Returns when every instruction has been claimed and all of them are done."""
+    buffers, strides = field(job, pr.BUFFERS), field(job, pr.STRIDES)
+    scratch = field(job, pr.SCRATCH) + thread * field(job, pr.SCRATCH_STRIDE)
+    done, before = field(job, pr.DONE), 0
+    for i in range(field(job, pr.LENGTH)):
+        row = field(job, pr.PROGRAM) + 8 * pr.FIELDS * i
+        op = field(row, pr.OP)
+        count = field(job, pr.ROWS) if field(row, pr.OUT) else field(job, pr.TOKENS)
+        if count == 0:
+            continue
+        per = per_unit(op, count, field(row, pr.N))
+        units = unit_count(op, count, per, field(row, pr.M), field(row, pr.WEIGHT))
+        if field(row, pr.FREE) == 0:
+            wait(done, before)
+        d, s = 8 * field(row, pr.DST), 8 * field(row, pr.SRC)
+        dst, d_stride = load_i64(buffers + d), load_i64(strides + d)
+        src, s_stride = load_i64(buffers + s), load_i64(strides + s)
+        while True:
+            unit = atomic_add(field(job, pr.CLAIMS) + 8 * i, 1)
+            if unit >= units:
+                break
+            if op == pr.MATMUL:
+                do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+            elif op == pr.ATTEND:
+                do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
+            else:
+                do_rows(job, row, op, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+            atomic_add(done, 1)
+        before += units
+    wait(done, before)

@@ -1,0 +1,154 @@
+"""What distinguishes one architecture from another, as data. One forward pass reads it; no class per architecture.
+
+Comes in: a GGUF file's metadata. Goes out: a `ModelSpec`, every number checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glassbox.errors import ModelFormatError, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes and choices of one model. Widths are numbers of float32."""
+
+    architecture: str
+    layers: int
+    width: int  # D, of the residual stream
+    heads: int  # H
+    kv_heads: int  # K
+    head_width: int  # W
+    mlp_width: int  # F
+    vocab: int  # V
+    context: int  # positions the model was made for
+    norm_eps: float
+    rope_base: float
+    activation: str  # "silu" | "gelu"
+    attn_scale: float
+    embed_scale: float = 1.0
+    qk_norm: bool = False  # norms over each query and key head
+    post_norms: bool = False  # norms also after attention and after the MLP
+    window: int = 0  # positions a local layer sees, itself included; 0: every layer sees all
+    global_every: int = 0  # with a window: every n-th layer sees all
+    local_rope_base: float = 0.0  # rotary base of local layers
+    paired_rope: bool = False  # the file's Q and K rows stand in adjacent pairs, not in halves
+
+    def window_of(self, layer: int) -> int:
+        """How many positions a query of this layer sees; 0: all."""
+        local = self.window and (not self.global_every or (layer + 1) % self.global_every)
+        return self.window if local else 0
+
+    def rope_base_of(self, layer: int) -> float:
+        return self.local_rope_base if self.window_of(layer) and self.local_rope_base else self.rope_base
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One row: which fields of the spec differ from the plain ones, given the width and head width."""
+
+    activation: str = "silu"
+    qk_norm: bool = False
+    post_norms: bool = False
+    scaled_embedding: bool = False  # the embedding is multiplied by √D
+    global_every: int = 0
+    local_rope_base: float = 0.0
+    paired_rope: bool = False
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(paired_rope=True),
+    "gemma3": Architecture(
+        activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True, global_every=6, local_rope_base=10000.0
+    ),
+}
+
+
+def spec_from_gguf(metadata: Mapping[str, Any], vocab: int) -> ModelSpec:
+    """Read and check the spec. `vocab`: rows of the embedding. Raises Unsupported or ModelFormatError."""
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelFormatError("is missing, so this is no model", field="general.architecture")
+    row = ARCHITECTURES.get(name)
+    if row is None:
+        raise Unsupported("architecture", name, sorted(ARCHITECTURES))
+    read = _Fields(metadata, name)
+    width, heads = read.whole("embedding_length"), read.whole("attention.head_count")
+    head_width = read.whole("attention.key_length", width // heads)
+    spec = ModelSpec(
+        architecture=name,
+        layers=read.whole("block_count"),
+        width=width,
+        heads=heads,
+        kv_heads=read.whole("attention.head_count_kv", heads),
+        head_width=head_width,
+        mlp_width=read.whole("feed_forward_length"),
+        vocab=vocab,
+        context=read.whole("context_length"),
+        norm_eps=read.real("attention.layer_norm_rms_epsilon"),
+        rope_base=read.real("rope.freq_base", 10000.0),
+        activation=row.activation,
+        attn_scale=1.0 / math.sqrt(head_width),
+        embed_scale=math.sqrt(width) if row.scaled_embedding else 1.0,
+        qk_norm=row.qk_norm,
+        post_norms=row.post_norms,
+        window=read.whole("attention.sliding_window", 0, least=0) if row.global_every else 0,
+        global_every=row.global_every,
+        local_rope_base=row.local_rope_base,
+        paired_rope=row.paired_rope,
+    )
+    _check(spec, read)
+    return spec
+
+
+def _check(spec: ModelSpec, read: _Fields) -> None:
+    if spec.heads % spec.kv_heads:
+        read.fail("attention.head_count_kv", f"is {spec.kv_heads}, which does not divide {spec.heads} heads")
+    if read.whole("attention.value_length", spec.head_width) != spec.head_width:
+        read.fail("attention.value_length", "differs from the key length, which is not supported")
+    if spec.head_width % 16:
+        read.fail("attention.key_length", f"is {spec.head_width}, but a multiple of 16 is needed")
+    if read.whole("rope.dimension_count", spec.head_width) != spec.head_width:
+        read.fail("rope.dimension_count", "rotates a part of a head only, which is not supported for this architecture")
+    for key in ("rope.scaling.type", "rope.scaling.factor"):
+        if read.get(key) not in (None, "none", 1.0):
+            read.fail(key, f"is {read.get(key)!r}: rope scaling is not supported yet")
+    if read.get("expert_count"):
+        read.fail("expert_count", "mixtures of experts are not supported yet")
+
+
+class _Fields:
+    """Reads the metadata of one architecture; each field is there, of its type and in its range, or an error names it."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self.metadata, self.prefix = metadata, architecture
+
+    def fail(self, key: str, why: str) -> None:
+        raise ModelFormatError(why, field=f"{self.prefix}.{key}")
+
+    def get(self, key: str) -> Any:
+        return self.metadata.get(f"{self.prefix}.{key}")
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                self.fail(key, "is missing")
+            return int(default or 0)
+        if type(value) is not int or not least <= value <= 1 << 24:
+            self.fail(key, f"is {value!r}, but must be a whole number from {least} to {1 << 24}")
+        return int(value)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                self.fail(key, "is missing")
+            return float(default or 0.0)
+        if type(value) not in (int, float) or not 0 < value < 1e12:
+            self.fail(key, f"is {value!r}, but must be a positive number")
+        return float(value)

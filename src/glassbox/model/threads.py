@@ -1,0 +1,75 @@
+"""The team's threads outside compiled code: they sleep until there is a job, then enter it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from glassbox.errors import ParameterError
+from glassbox.model.kernels.build import Run
+from glassbox.types import I64
+
+MAX_THREADS = 256
+
+
+def thread_count() -> int:
+    """GLASSBOX_THREADS, or the physical cores this process may use. Raises ParameterError."""
+    asked = os.environ.get("GLASSBOX_THREADS")
+    if asked is None:
+        return _physical_cores()
+    if not asked.isdecimal() or not 1 <= int(asked) <= MAX_THREADS:
+        raise ParameterError("GLASSBOX_THREADS", asked, f"a whole number from 1 to {MAX_THREADS}")
+    return int(asked)
+
+
+def _physical_cores() -> int:
+    """Hyperthreads of one core share its arithmetic, so they are counted once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        except OSError:
+            siblings = str(cpu)
+        cores.add(siblings)
+    return len(cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's header, and the arrays it points to: a helper that comes late must still find them."""
+
+    header: I64
+    arrays: tuple[I64, ...]
+
+
+class Team:
+    """The caller and `count` - 1 helpers. `run(job)` returns when the whole job is done."""
+
+    def __init__(self, run: Run, count: int) -> None:
+        self.count = count
+        self._run = run
+        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
+        for i, queue in enumerate(self._queues):
+            threading.Thread(target=_serve, args=(run, queue, i + 1), daemon=True, name=f"glassbox-{i + 1}").start()
+        weakref.finalize(self, _dismiss, self._queues)
+
+    def run(self, job: Job) -> None:
+        for queue in self._queues:
+            queue.put(job)
+        self._run(job.header.ctypes.data, 0)
+
+
+def _serve(run: Run, queue: SimpleQueue[Job | None], thread: int) -> None:
+    while (job := queue.get()) is not None:
+        run(job.header.ctypes.data, thread)
+
+
+def _dismiss(queues: list[SimpleQueue[Job | None]]) -> None:
+    for queue in queues:
+        queue.put(None)

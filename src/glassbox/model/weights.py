@@ -1,0 +1,165 @@
+"""The weights of a model, packed for the kernels. Comes in: an open GGUF and its spec. Goes out: `Weights`.
+
+Everything lies in one arena of anonymous memory, asked for in huge pages where the system has them: a matrix streams
+past once a token, and walking small pages costs a tenth of that. Nothing refers to the file afterwards.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassbox.errors import ModelFormatError
+from glassbox.model.kernels.pack import LAYOUTS, pack, packed_size
+from glassbox.model.kernels.program import Matrix
+from glassbox.model.spec import ModelSpec
+from glassbox.types import F32, U8
+from glassbox.weights.gguf import Gguf, TensorInfo
+from glassbox.weights.quant import decode
+
+ALIGN = 64  # a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block. Matrices are packed; norms are addresses of float32."""
+
+    attn_norm: int
+    q: Matrix  # [H·W, D]
+    k: Matrix  # [K·W, D]
+    v: Matrix  # [K·W, D]
+    o: Matrix  # [D, H·W]
+    q_norm: int | None  # [W]
+    k_norm: int | None
+    attn_post_norm: int | None
+    mlp_norm: int
+    gate: Matrix  # [F, D]
+    up: Matrix  # [F, D]
+    down: Matrix  # [D, F]
+    mlp_post_norm: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    embedding: Matrix  # [V, D]
+    layers: tuple[Layer, ...]
+    final_norm: int
+    head: Matrix  # [V, D]; the embedding itself where it is tied
+    nbytes: int
+    arena: Arena  # keeps the addresses alive
+
+
+class Arena:
+    """A block of memory from which aligned pieces are taken."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._map = mmap.mmap(-1, max(nbytes, 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes: U8 = np.frombuffer(self._map, np.uint8)
+        self._used = 0
+
+    def take(self, nbytes: int) -> U8:
+        begin = self._used
+        self._used = begin + -(-nbytes // ALIGN) * ALIGN
+        return self._bytes[begin : begin + nbytes]
+
+
+def load_weights(file: Gguf, spec: ModelSpec) -> Weights:
+    """Pack every tensor. Raises ModelFormatError naming a tensor that is missing, misshapen or unknown."""
+    reader = _Reader(file, spec)
+    embedding = reader.matrix("token_embd", spec.vocab, spec.width)
+    layers = tuple(_layer(reader, spec, i) for i in range(spec.layers))
+    final_norm = reader.vector("output_norm", spec.width)
+    head = reader.matrix("output", spec.vocab, spec.width) if reader.has("output") else embedding
+    left = sorted(set(file.tensors) - reader.seen)
+    if left:
+        raise ModelFormatError(f"is not part of the {spec.architecture} architecture as Glassbox knows it", field=left[0])
+    return Weights(embedding, layers, final_norm, head, reader.nbytes, reader.arena)
+
+
+def _layer(read: _Reader, spec: ModelSpec, i: int) -> Layer:
+    b, d, w = f"blk.{i}.", spec.width, spec.head_width
+    return Layer(
+        attn_norm=read.vector(b + "attn_norm", d),
+        q=read.matrix(b + "attn_q", spec.heads * w, d, heads=spec.heads),
+        k=read.matrix(b + "attn_k", spec.kv_heads * w, d, heads=spec.kv_heads),
+        v=read.matrix(b + "attn_v", spec.kv_heads * w, d),
+        o=read.matrix(b + "attn_output", d, spec.heads * w),
+        q_norm=read.vector(b + "attn_q_norm", w) if spec.qk_norm else None,
+        k_norm=read.vector(b + "attn_k_norm", w) if spec.qk_norm else None,
+        attn_post_norm=read.vector(b + "post_attention_norm", d) if spec.post_norms else None,
+        mlp_norm=read.vector(b + "ffn_norm", d),
+        gate=read.matrix(b + "ffn_gate", spec.mlp_width, d),
+        up=read.matrix(b + "ffn_up", spec.mlp_width, d),
+        down=read.matrix(b + "ffn_down", d, spec.mlp_width),
+        mlp_post_norm=read.vector(b + "post_ffw_norm", d) if spec.post_norms else None,
+    )
+
+
+class _Reader:
+    """Takes tensors out of the file by name, checks their shape, and packs them into the arena."""
+
+    def __init__(self, file: Gguf, spec: ModelSpec) -> None:
+        self.file, self.spec = file, spec
+        self.seen: set[str] = set()
+        self.nbytes = 0
+        # Packed is no larger than in the file, but for padding to lines and to eight rows.
+        self.arena = Arena(sum(_room(t) for t in file.tensors.values()))
+
+    def has(self, name: str) -> bool:
+        return name + ".weight" in self.file.tensors
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        t = self.file.tensors.get(name + ".weight")
+        if t is None:
+            raise ModelFormatError("is missing", field=name + ".weight")
+        if t.shape != shape:
+            raise ModelFormatError(f"has shape {list(t.shape)}, but {list(shape)} is needed", field=t.name)
+        self.seen.add(t.name)
+        return t
+
+    def vector(self, name: str, n: int) -> int:
+        """A float32 vector; returns its address."""
+        t = self._tensor(name, (n,))
+        values: F32 = decode(t.format, self.file.raw(t.name), t.shape)
+        return self._keep(values.view(np.uint8))
+
+    def matrix(self, name: str, rows: int, columns: int, *, heads: int = 0) -> Matrix:
+        """A packed matrix. `heads`: its rows are heads, in the order that spec.paired_rope tells."""
+        t = self._tensor(name, (rows, columns))
+        raw, layout = self.file.raw(t.name), LAYOUTS[t.format.layout]
+        if columns % layout.columns:
+            raise ModelFormatError(f"has {columns} columns, but a multiple of {layout.columns} is needed", field=t.name)
+        if heads and self.spec.paired_rope:
+            raw = unpair(raw, rows, heads)
+        into = self.arena.take(packed_size(layout, rows, columns))
+        pack(layout, raw, rows, columns, into)
+        self.nbytes += into.nbytes
+        return Matrix(into.ctypes.data, layout.number, rows, columns)
+
+    def _keep(self, values: U8) -> int:
+        into = self.arena.take(values.nbytes)
+        into[:] = values
+        self.nbytes += values.nbytes
+        return int(into.ctypes.data)
+
+
+def _room(t: TensorInfo) -> int:
+    """At most how many bytes a tensor takes when packed: vectors become float32, matrices get whole tiles of rows."""
+    if len(t.shape) < 2:
+        return 4 * max(1, *t.shape, 1) + ALIGN
+    rows = max(1, t.shape[0])
+    return -(-rows // 8) * 8 * (t.nbytes // rows) + ALIGN
+
+
+def unpair(raw: U8, rows: int, heads: int) -> U8:
+    """Rows of each head from adjacent pairs (0, 1), (2, 3) … to halves: 0, 2, 4 … then 1, 3, 5 …
+
+    llama files are converted for a rotary embedding over neighbours; the original model, the names of its inner values
+    and our kernel have it over halves.
+    """
+    pairs = raw.reshape(heads, rows // heads // 2, 2, -1)  # [heads, W/2, 2, bytes of a row]
+    return pairs.swapaxes(1, 2).reshape(-1)
