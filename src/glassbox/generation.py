@@ -1,15 +1,25 @@
-"""One sequence: encode → logits → policy → choose → detokenise → stop. The only file that sees every stage."""
+"""One sequence: ids → logits → policy → choose → detokenise → stop. The only file that sees every stage.
+
+The dataclasses are what a generation passes on and a trace records; `Generation` is the state machine. It does not run
+the model: engine.py asks it which ids it needs computed, and hands it the logits.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glassbox.choose import Choice
+from glassbox.cache.pages import Cache
+from glassbox.choose import Choice, choose
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
-from glassbox.stop import Ending
-from glassbox.text.tokenizer import Encoding
+from glassbox.stop import Ending, Kind, Limits, StopWatcher
+from glassbox.text.tokenizer import Encoding, Tokenizer
+from glassbox.types import F32
+
+CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,7 @@ class Request:
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    stop_ids: tuple[int, ...] = ()
     sequence: int = 0
     messages: tuple[Mapping[str, Any], ...] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
@@ -95,3 +106,101 @@ class Outcome:
     text: str
     usage: Usage
     timings: Timings
+
+
+class Generation:
+    """One sequence on its way: which ids wait to be computed, and what each row of logits turns into."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int) -> None:
+        prompt = request.encoding.ids
+        self.request, self.cache = request, cache
+        self.ids = list(prompt)  # prompt and output
+        self.steps = 0
+        self.cached = cache.length
+        self.outcome: Outcome | None = None
+        self._vocab = tokenizer.vocab
+        self._detokenizer = tokenizer.detokenizer(prompt)
+        self._stops = StopWatcher(request.stop)
+        self._limits = Limits(
+            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
+            ignore_eos=request.ignore_eos,
+        )  # fmt: skip
+        self._text: list[str] = []
+        self._arrived = time.perf_counter_ns()
+        self._started: int | None = None
+        self._first_token: int | None = None
+
+    @property
+    def pending(self) -> list[int]:
+        """The ids that are not in the cache yet: of the prompt at first, then the one just chosen."""
+        return self.ids[self.cache.length :]
+
+    @property
+    def done(self) -> bool:
+        return self.outcome is not None
+
+    def start(self) -> None:
+        """The engine turns to this sequence: until now it waited."""
+        if self._started is None:
+            self._started = time.perf_counter_ns()
+
+    def advance(self, logits: F32, model_ns: int) -> Step:
+        """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
+        begin = time.perf_counter_ns()
+        r, position = self.request, len(self.ids)
+        n = len(r.encoding.ids)
+        shaped = r.policy.shape(logits, prompt_ids=self.ids[:n], output_ids=self.ids[n:])
+        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
+        chosen = time.perf_counter_ns()
+        self.ids.append(choice.id)
+        self.steps += 1
+        shown = self._stops.feed(self._detokenizer.feed(choice.id))
+        ending = self._limits.check(
+            choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched
+        )
+        text = shown.text
+        if ending is not None and ending.kind != "stop_string":
+            text += self._rest()
+        self._text.append(text)
+        if self._first_token is None:
+            self._first_token = chosen
+        if ending is not None:
+            self._end(ending)
+        return Step(
+            step=self.steps - 1,
+            position=position,
+            id=choice.id,
+            bytes=self._vocab.bytes_of(choice.id),
+            text=text,
+            choice=choice,
+            ledger=shaped.ledger,
+            candidates=shaped.candidates(CANDIDATES, include=(choice.id,)),
+            entropy=shaped.ledger[0].entropy,
+            logits_hash=logits_hash(logits),
+            model_ns=model_ns,
+            policy_ns=chosen - begin,
+        )
+
+    def stop(self, kind: Kind, detail: str | None = None) -> None:
+        """End it from outside (cancelled, error). What was held back is text after all."""
+        if self.outcome is None:
+            self._text.append(self._rest())
+            self._end(Ending(kind, detail))
+
+    def _rest(self) -> str:
+        """What the stop watcher and the detokenizer still hold, in that order."""
+        shown = self._stops.feed(self._detokenizer.flush())
+        return shown.text + self._stops.flush()
+
+    def _end(self, ending: Ending) -> None:
+        now = time.perf_counter_ns()
+        arrived, started = self._arrived, self._started if self._started is not None else now
+        first = None if self._first_token is None else self._first_token - arrived
+        usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
+        timings = Timings(queue_ns=started - arrived, first_token_ns=first, total_ns=now - arrived)
+        self.outcome = Outcome(ending, "".join(self._text), usage, timings)
+
+
+def logits_hash(logits: F32) -> str:
+    """16 hex digits over the bytes of one row of float32 logits: equal hashes, equal bits."""
+    return hashlib.sha256(logits.data).hexdigest()[:16]

@@ -25,6 +25,14 @@ class Part:
     rows: range  # of these tokens, whose logits are wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass gave: logits [rows, V], and each point looked at, [T, …]."""
+
+    logits: F32
+    points: dict[str, F32]
+
+
 class Executor:
     """One sheet with memory for its buffers."""
 
@@ -37,10 +45,10 @@ class Executor:
         self._memory: list[F32] = []
         self._scratch: F32 = np.empty(0, np.float32)
 
-    def run(self, parts: Sequence[Part]) -> tuple[F32, dict[str, F32]]:
+    def run(self, parts: Sequence[Part]) -> Computed:
         """All parts in one pass (at most CHUNK tokens). Advances the caches.
 
-        Returns logits [rows, V] and each point looked at, [T, width] ([T, H, S] for scores and probabilities).
+        Points are [T, width], scores and probabilities [T, H, S].
         """
         ids = np.concatenate([p.ids for p in parts])
         positions = np.concatenate([p.cache.length + np.arange(len(p.ids)) for p in parts])
@@ -53,7 +61,7 @@ class Executor:
         for p in parts:
             p.cache.length += len(p.ids)
         points = {name: out[buffer] for name, buffer in self.sheet.points.items()}
-        return out[self.sheet.logits], points
+        return Computed(out[self.sheet.logits], points)
 
     def _buffers(self, tokens: int, rows: int, see_width: int) -> list[F32]:
         """Memory for every buffer: kept from call to call, but new for what is handed out."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.errors import ContextOverflow, PromptError
-from glassbox.model.execute import CHUNK, Executor, Part
+from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
@@ -22,6 +22,7 @@ from glassbox.types import F32, I64
 from glassbox.weights.gguf import Gguf
 
 Rows = Literal["last", "all"]
+HIDDEN = -1e29  # scores below are of positions a query may not see
 FIRST_POSITIONS = 2048  # rotary tables are made for so many at first, and for twice as many when they run out
 
 
@@ -33,14 +34,61 @@ class AnyModel(Protocol):
     @property
     def context(self) -> int: ...
     @property
+    def layers(self) -> int: ...
+    @property
     def fingerprint(self) -> str: ...
     @property
     def threads(self) -> int: ...
 
     def new_cache(self) -> Cache: ...
-    def forward(
-        self, ids: Sequence[int], cache: Cache, observe: Iterable[str] = (), rows: Rows = "last", chunk: int = CHUNK
-    ) -> tuple[F32, dict[str, F32]]: ...
+    def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed: ...
+
+
+def forward(
+    model: AnyModel, ids: Sequence[int], cache: Cache, observe: Iterable[str] = (), rows: Rows = "last", chunk: int = CHUNK
+) -> tuple[F32, dict[str, F32]]:
+    """Append `ids` to the sequence in `cache`.
+
+    Returns logits, float32 [1, V] of the last id or [T, V] of all (rows="all"), and each point of `observe` as an
+    array of shape [T, …] (points.py). `chunk` cuts the work and changes no bit. Raises ContextOverflow, PromptError
+    (an id outside the vocabulary, no ids), UnknownPoint, OutOfMemory.
+    """
+    checked = check_ids(model, ids, cache.length)
+    look = check_points(observe, model.layers)
+    every = rows == "all" or bool(look & {"final_norm", "logits"})
+    cache.reserve(cache.length + len(checked))
+    size, pieces = min(chunk, CHUNK), []
+    for begin in range(0, len(checked), size):
+        piece = checked[begin : begin + size]
+        first = 0 if every else len(piece) - (begin + len(piece) == len(checked))
+        pieces.append(model.forward_parts([Part(piece, cache, range(first, len(piece)))], look - {"logits"}))
+    logits = np.concatenate([p.logits for p in pieces]) if len(pieces) > 1 else pieces[0].logits
+    points = {name: join_point(name, [p.points[name] for p in pieces]) for name in look - {"logits"}}
+    if "logits" in look:
+        points["logits"] = logits
+    return (logits if rows == "all" else logits[-1:]), points
+
+
+def check_ids(model: AnyModel, ids: Sequence[int], before: int) -> I64:
+    """The ids as an array, all of them in the vocabulary and, after `before` others, within the context."""
+    checked = np.asarray(ids, np.int64)
+    if checked.ndim != 1 or not len(checked):
+        raise PromptError("there are no token ids to compute")
+    if checked.min() < 0 or checked.max() >= model.vocab_size:
+        bad = next(int(i) for i in checked if not 0 <= i < model.vocab_size)
+        raise PromptError(f"id {bad} is outside the vocabulary of {model.vocab_size}", param="ids")
+    if before + len(checked) > model.context:
+        raise ContextOverflow(before + len(checked), model.context)
+    return checked
+
+
+def join_point(name: str, pieces: list[F32]) -> F32:
+    """Pieces of a point, one a chunk -> one array [T, …]. Scores and probabilities grow wider from chunk to chunk."""
+    if name.split(".")[0] in ("attn_scores", "attn_probs"):
+        width, hidden = pieces[-1].shape[2], -np.inf if name.startswith("attn_scores") else 0.0
+        pads = [((0, 0), (0, 0), (0, width - p.shape[2])) for p in pieces]
+        pieces = [np.pad(p, pad, constant_values=hidden) for p, pad in zip(pieces, pads, strict=True)]
+    return np.concatenate(pieces)
 
 
 class TransformerModel:
@@ -65,6 +113,10 @@ class TransformerModel:
         return self.spec.context
 
     @property
+    def layers(self) -> int:
+        return self.spec.layers
+
+    @property
     def fingerprint(self) -> str:
         """Of the arithmetic: kernels, target, compiler."""
         return fingerprint()
@@ -76,43 +128,12 @@ class TransformerModel:
     def new_cache(self) -> Cache:
         return Cache(self.pool)
 
-    def forward(
-        self, ids: Sequence[int], cache: Cache, observe: Iterable[str] = (), rows: Rows = "last", chunk: int = CHUNK
-    ) -> tuple[F32, dict[str, F32]]:
-        """Append `ids` to the sequence in `cache`.
-
-        Returns logits, float32 [1, V] of the last id or [T, V] of all (rows="all"), and each point of `observe` as an
-        array of shape [T, …] (points.py). `chunk` cuts the work and changes no bit. Raises ContextOverflow,
-        PromptError (an id outside the vocabulary, no ids), UnknownPoint, OutOfMemory.
-        """
-        checked = self._check(ids, cache)
-        look = check_points(observe, self.spec.layers)
-        executor = self._executor(look - {"logits"}, cache.length + len(checked))
-        every = rows == "all" or "final_norm" in look or "logits" in look
-        cache.reserve(cache.length + len(checked))
-        pieces = []
-        for begin in range(0, len(checked), min(chunk, CHUNK)):
-            piece = checked[begin : begin + min(chunk, CHUNK)]
-            last = begin + len(piece) == len(checked)
-            wanted = range(0, len(piece)) if every else range(len(piece) - 1 if last else len(piece), len(piece))
-            pieces.append(executor.run([Part(piece, cache, wanted)]))
-        logits = pieces[-1][0] if len(pieces) == 1 else np.concatenate([p[0] for p in pieces])
-        logits = logits[:, : self.spec.vocab]
-        points = {name: self._shape(name, [p[1][name] for p in pieces]) for name in look - {"logits"}}
-        if "logits" in look:
-            points["logits"] = logits
-        return (logits if rows == "all" else logits[-1:]), points
-
-    def _check(self, ids: Sequence[int], cache: Cache) -> I64:
-        checked = np.asarray(ids, np.int64)
-        if checked.ndim != 1 or not len(checked):
-            raise PromptError("there are no token ids to compute")
-        if checked.min() < 0 or checked.max() >= self.spec.vocab:
-            bad = next(int(i) for i in checked if not 0 <= i < self.spec.vocab)
-            raise PromptError(f"id {bad} is outside the vocabulary of {self.spec.vocab}", param="ids")
-        if cache.length + len(checked) > self.spec.context:
-            raise ContextOverflow(cache.length + len(checked), self.spec.context)
-        return checked
+    def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
+        """One pass over parts of any number of sequences, together at most CHUNK tokens, their pages reserved."""
+        length = max(p.cache.length + len(p.ids) for p in parts)
+        computed = self._executor(look, length).run(parts)
+        points = {name: self._shape(name, value) for name, value in computed.points.items()}
+        return Computed(computed.logits[:, : self.spec.vocab], points)
 
     def _executor(self, look: frozenset[str], length: int) -> Executor:
         if length > self._ropes.positions:
@@ -125,21 +146,17 @@ class TransformerModel:
             self._executors[look] = Executor(sheet, self.team, self.pool.shape.layer_bytes, 8 * widest)
         return self._executors[look]
 
-    def _shape(self, name: str, pieces: list[F32]) -> F32:
-        """Pieces of a point, one a chunk -> one array [T, …]."""
-        kind = name.split(".")[0]
-        if kind in ("attn_scores", "attn_probs"):  # [t, H, S so far] -> [T, H, S]
-            width, hidden = pieces[-1].shape[2], -np.inf if kind == "attn_scores" else 0.0
-            pads = [((0, 0), (0, 0), (0, width - p.shape[2])) for p in pieces]
-            pieces = [np.pad(p, pad, constant_values=hidden) for p, pad in zip(pieces, pads, strict=True)]
-            whole = np.concatenate(pieces)
-            return np.where(whole <= -1e29, np.float32(-np.inf), whole) if hidden else whole
-        whole = np.concatenate(pieces)
-        heads = {"q": self.spec.heads, "k": self.spec.kv_heads, "v": self.spec.kv_heads}.get(kind)
-        return whole.reshape(len(whole), heads, self.spec.head_width) if heads else whole[:, : self._width(kind)]
-
-    def _width(self, kind: str) -> int:
-        return self.spec.mlp_width if kind == "mlp_act" else self.spec.width
+    def _shape(self, name: str, value: F32) -> F32:
+        """A point's buffer [T, padded width] as the shape points.py names."""
+        kind, s = name.split(".")[0], self.spec
+        if kind == "attn_scores":
+            return np.where(value <= HIDDEN, np.float32(-np.inf), value)
+        if kind == "attn_probs":
+            return value
+        heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads}.get(kind)
+        if heads:
+            return value[:, : heads * s.head_width].reshape(len(value), heads, s.head_width)
+        return value[:, : s.mlp_width if kind == "mlp_act" else s.width]
 
     def __repr__(self) -> str:
         s = self.spec

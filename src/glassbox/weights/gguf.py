@@ -189,9 +189,7 @@ class _Reader:
         dtype = np.dtype("<" + SCALARS[kind])
         at = self.need(n * dtype.itemsize, key)
         if kind == BOOL and (wrong := self.data[at : at + n].strip(b"\0\1")):
-            raise self.fail(
-                key, f"a truth value is {wrong[0]}, but must be 0 or 1", self.data.find(wrong, at)
-            )
+            raise self.fail(key, f"a bool is {wrong[0]}, but must be 0 or 1", self.data.find(wrong, at))
         items: list[Any] = np.frombuffer(self.data, dtype, n, at).tolist()
         return items
 

@@ -1,0 +1,205 @@
+"""What a program holds: a `Model` that encodes, generates, streams and looks inside. `load` makes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from glassbox.choose import check_seed, draw_seed
+from glassbox.engine import Engine
+from glassbox.errors import ModelNotFound, ParameterError, PromptError
+from glassbox.generation import Generation, Provenance, Request
+from glassbox.model.bigram import METADATA, BigramModel
+from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
+from glassbox.policy.policy import Policy
+from glassbox.provenance import file_digest, tokenizer_digest
+from glassbox.stream import Stream
+from glassbox.text.segments import Segment
+from glassbox.text.tokenizer import Encoding, Tokenizer
+from glassbox.trace.record import Recorder, Run
+from glassbox.trace.rows import Level, Retain
+from glassbox.types import F32, Messages
+from glassbox.version import VERSION
+from glassbox.weights.gguf import Gguf, read_gguf
+from glassbox.weights.known import Progress
+from glassbox.weights.source import resolve
+
+if TYPE_CHECKING:
+    from glassbox.trace.store import Store
+
+MAX_TOKENS = 256  # generated when nothing else is said
+Announce = Callable[[str], None]
+
+
+def load(
+    name: str | Path = "smollm2-135m", *, threads: int | None = None, announce: Announce | None = None,
+    progress: Progress | None = None,
+) -> Model:  # fmt: skip
+    """A model by name ("smollm2-135m", "bigram", "hf:owner/repo") or path to a .gguf file.
+
+    threads: default GLASSBOX_THREADS or the physical cores. announce is told of slow first steps, progress of downloads.
+    Raises ModelNotFound, ModelFormatError, Unsupported, KernelError, ParameterError.
+    """
+    if str(name) == "bigram":
+        return Model("bigram", BigramModel(), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
+    file = _open(name, progress)
+    transformer = TransformerModel(file, threads=threads, announce=announce)
+    tokenizer = Tokenizer.from_gguf(file.metadata)
+    return Model(str(name), transformer, tokenizer, file.metadata, file_digest(file.path), file.path)
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """The tokenizer of a GGUF file, which may hold a vocabulary and no weights. Raises as `load` does."""
+    return Tokenizer.from_gguf(metadata_of(name))
+
+
+def metadata_of(name: str | Path) -> Mapping[str, Any]:
+    """The metadata of a model's file. Raises as `load` does."""
+    return METADATA if str(name) == "bigram" else _open(name, None).metadata
+
+
+def _open(name: str | Path, progress: Progress | None) -> Gguf:
+    path = resolve(str(name), progress=progress)
+    if path.is_dir():
+        raise ModelNotFound(str(name), "is a folder; only .gguf files can be loaded so far")
+    return read_gguf(path)
+
+
+class Model:
+    """A model with its tokenizer. Not for use from several threads at once."""
+
+    def __init__(
+        self, name: str, model: AnyModel, tokenizer: Tokenizer, metadata: Mapping[str, Any], sha256: str,
+        path: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.path, self.tokenizer, self.metadata = name, path, tokenizer, metadata
+        self.model, self.sha256 = model, sha256
+        if len(tokenizer.vocab) > model.vocab_size:
+            raise PromptError(f"the tokenizer has {len(tokenizer.vocab)} tokens, but the model only {model.vocab_size}")
+
+    @property
+    def context(self) -> int:
+        """Positions the model was made for."""
+        return self.model.context
+
+    def encode(self, text: str, *, specials: bool = False, add_special: bool = True) -> Encoding:
+        """Text → ids as they are, without a chat template; BOS where the file says so. See Tokenizer.encode."""
+        return self.tokenizer.encode(text, specials=specials, add_special=add_special)
+
+    def encode_chat(self, messages: Messages, *, now: datetime | None = None) -> Encoding:
+        """Messages → ids through the model's chat template, ready for the assistant's turn.
+
+        Raises TemplateError, also where the model has no template.
+        """
+        return self._chat(messages, now)[0]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def logits(self, ids: Sequence[int]) -> F32:
+        """float32 [T, V]: row t is about the token after ids[t]. Raises PromptError, ContextOverflow."""
+        with closing(_released(self.model)) as caches:
+            return forward(self.model, ids, next(caches), rows="all")[0]
+
+    def observe(self, ids: Sequence[int], points: Iterable[str]) -> dict[str, F32]:
+        """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
+        with closing(_released(self.model)) as caches:
+            return forward(self.model, ids, next(caches), points)[1]
+
+    def generate(self, prompt: str | None = None, **asked: Any) -> Run:
+        """Generate to the end. Takes what `stream` takes."""
+        stream = self.stream(prompt, **asked)
+        for _ in stream:
+            pass
+        return stream.run
+
+    def stream(
+        self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
+        policy: Policy | None = None, seed: int | None = None, max_tokens: int = MAX_TOKENS,
+        stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
+        sources: Mapping[str, str] | None = None, now: datetime | None = None,
+        store: Store | None = None, level: Level = "look", retain: Retain = "text",
+    ) -> Stream:  # fmt: skip
+        """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
+
+        prompt: text as it is, no template. messages: through the chat template. ids: as they are.
+
+        policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
+        sources: where each parameter came from, for the trace. now: the time a template may ask for.
+        store: where to record (nowhere when not given), level and retain: how much of it.
+        Raises ParameterError, PromptError, TemplateError, ContextOverflow at once; what the engine meets while iterating.
+        """
+        encoding, clock = self._prompt(prompt, messages, ids, now)
+        check_ids(self.model, encoding.ids, 0)
+        request = Request(
+            model=self.name, encoding=encoding, policy=policy if policy is not None else Policy(),
+            seed=draw_seed() if seed is None else check_seed(seed), max_tokens=max_tokens,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop), stop_ids=tuple(stop_ids), ignore_eos=ignore_eos,
+            messages=None if messages is None else tuple(messages), sources=dict(sources or {}),
+        )  # fmt: skip
+        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
+        recorder = Recorder(store, level=level, retain=retain)
+        return Stream(Engine(self.model), generation, recorder, self._provenance(clock), self.tokenizer.vocab)
+
+    def _prompt(
+        self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None
+    ) -> tuple[Encoding, datetime | None]:
+        if sum(given is not None for given in (prompt, messages, ids)) != 1:
+            raise ParameterError("prompt", prompt, "given, or else messages or ids: exactly one of the three")
+        if messages is not None:
+            return self._chat(messages, now)
+        encoding = self.encode(prompt) if prompt is not None else encoding_of(ids or (), self.tokenizer)
+        if not encoding.ids or (prompt is not None and not prompt):
+            raise PromptError("the prompt is empty")
+        return encoding, None
+
+    def _chat(self, messages: Messages, now: datetime | None) -> tuple[Encoding, datetime | None]:
+        template = self.tokenizer.template
+        if template is None:
+            raise PromptError(f"{self.name} has no chat template; give the prompt as text", param="messages")
+        rendered = template.render(messages, now=now)
+        encoding = self.tokenizer.encode_segments(rendered.segments)
+        return encoding, rendered.clock
+
+    def _provenance(self, clock: datetime | None) -> Provenance:
+        template = self.tokenizer.template
+        return Provenance(
+            model_sha256=self.sha256,
+            tokenizer_sha256=tokenizer_digest(self.metadata),
+            template_sha256=template.digest if template else None,
+            engine=self.model.fingerprint,
+            glassbox=VERSION,
+            threads=self.model.threads,
+            clock=clock.isoformat() if clock else None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.model!r}>"
+
+
+def _released(model: AnyModel) -> Iterator[Any]:
+    """A cache that is given back when the iterator is closed."""
+    cache = model.new_cache()
+    try:
+        yield cache
+    finally:
+        cache.release()
+
+
+def encoding_of(ids: Sequence[int], tokenizer: Tokenizer) -> Encoding:
+    """Ids that somebody gave, as an encoding: their text is what the vocabulary says they are."""
+    vocab, spans, at = tokenizer.vocab, [], 0
+    for i in ids:
+        size = len(vocab.bytes_of(i)) if 0 <= i < len(vocab) else 0
+        spans.append((at, at + size))
+        at += size
+    text = tokenizer.decode([i for i in ids if 0 <= i < len(vocab)], specials=True)
+    kinds = tuple(vocab.kind_of(i) if 0 <= i < len(vocab) else "unused" for i in ids)
+    return Encoding(
+        ids=tuple(int(i) for i in ids), spans=tuple(spans), kinds=kinds, segments=(0,) * len(ids),
+        segment_list=(Segment("ids", None, text, trusted=True),), text=text,
+    )  # fmt: skip
+

@@ -1,0 +1,117 @@
+"""Choosing: one id from a shaped distribution, and the whole evidence of how.
+
+In: a `Shaped` and what keys the draw. Out: a `Choice`. Pure: there is no generator whose state moves. The
+number drawn at a position is Philox of (seed, sequence, position), so it never depends on how many draws
+came before.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from glassbox.policy.distribution import Distribution
+from glassbox.policy.policy import Shaped
+from glassbox.policy.step import whole
+
+_U64 = 2**64 - 1
+_U64_RANGE = "a whole number from 0 to 2**64 - 1"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen. The candidates stand in descending final probability, ties by lower id, each on an
+    interval as long as its probability; the id is the one with cdf_lo <= u < cdf_hi."""
+
+    id: int
+    u: float | None  # the number drawn, in [0, 1); None when greedy: nothing is drawn
+    cdf_lo: float
+    cdf_hi: float
+    counter: tuple[int, int, int] | None  # (seed, sequence, position); None when greedy
+    logprob_raw: float  # under the model alone
+    logprob_final: float  # under what was drawn from
+    rank_raw: int  # 0 is the model's first
+    ties: int  # other ids with the same final probability; if greedy, with the same logit as the best
+
+
+@np.errstate(under="ignore")  # a weight that underflows to 0 is right
+def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int) -> Choice:
+    """The id drawn at this position of this sequence under this seed."""
+    u: float | None = None
+    counter: tuple[int, int, int] | None = None
+    words = (_word("seed", seed), _word("sequence", sequence), _word("position", position))
+    if shaped.greedy:
+        chosen, low, high = shaped.final.best, 0.0, 1.0
+    else:
+        u, counter = _uniform(*words), words
+        chosen, low, high = _walk(shaped.final, u)
+    return Choice(
+        id=chosen,
+        u=u,
+        cdf_lo=low,
+        cdf_hi=high,
+        counter=counter,
+        logprob_raw=shaped.raw_logprob(chosen),
+        logprob_final=shaped.final_logprob(chosen),
+        rank_raw=shaped.raw_rank(chosen),
+        ties=shaped.ties(chosen),
+    )
+
+
+def _walk(d: Distribution, u: float) -> tuple[int, float, float]:
+    """(id, cdf_lo, cdf_hi) of the interval u falls in. Looks only as far down the ranking as u makes it."""
+    for order in d.ranking.growing():
+        weights = d.weights_at(order)
+        cdf = np.minimum(np.cumsum(weights) / d.total, 1.0)  # [len(order)]
+        if len(order) == d.size:
+            # Rounding may leave the sum a hair below 1. The last id that has any weight takes what is left.
+            cdf[np.flatnonzero(weights)[-1] :] = 1.0
+        at = int(np.searchsorted(cdf, u, side="right"))
+        if at < len(order):
+            chosen = int(d.ids_at(order[at : at + 1])[0])
+            return chosen, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
+    raise AssertionError("unreachable: the last interval ends at 1, and u is below 1")
+
+
+# Philox4x64-10: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11; the
+# constants are those of the authors' Random123 library, which numpy uses too.
+_MULTIPLY = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_KEY_STEP = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # golden ratio and sqrt(3) - 1, in 64 bits
+_ROUNDS = 10
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The block of four 64-bit words at this counter, under this key."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        a, b = _MULTIPLY[0] * c0, _MULTIPLY[1] * c2  # 128 bits each
+        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _U64, (a >> 64) ^ c3 ^ k1, a & _U64
+        k0, k1 = (k0 + _KEY_STEP[0]) & _U64, (k1 + _KEY_STEP[1]) & _U64
+    return c0, c1, c2, c3
+
+
+def philox_uniform(seed: int, sequence: int, position: int) -> float:
+    """The draw at (seed, sequence, position): a float64 in [0, 1), from the top 53 bits of the first word."""
+    return _uniform(_word("seed", seed), _word("sequence", sequence), _word("position", position))
+
+
+def _uniform(seed: int, sequence: int, position: int) -> float:
+    return math.ldexp(philox((position, 0, 0, 0), (seed, sequence))[0] >> 11, -53)
+
+
+def draw_seed() -> int:
+    """A fresh seed for when none is given: 63 bits of the system's entropy, so a signed column holds it."""
+    return secrets.randbits(63)
+
+
+def check_seed(seed: object) -> int:
+    """The seed, if it is one. Raises ParameterError."""
+    return _word("seed", seed)
+
+
+def _word(name: str, value: object) -> int:
+    return whole(name, value, 0, _U64, _U64_RANGE)

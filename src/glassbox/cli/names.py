@@ -1,0 +1,43 @@
+"""What to call the ids of a recorded run: by its own bytes, else by the vocabulary of its model if that is here."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from glassbox.errors import GlassboxError
+
+if TYPE_CHECKING:
+    from glassbox.text.vocab import Vocab
+    from glassbox.trace.record import Run
+
+
+class Names:
+    """Bytes of ids, like a vocabulary. Never fetches a model."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._own = {p.id: p.bytes for p in run.prompt} | {s.id: s.bytes for s in run.steps}
+
+    def bytes_of(self, token: int) -> bytes:
+        if self._own.get(token):
+            return self._own[token]
+        vocab = self._vocab
+        return vocab.bytes_of(token) if vocab is not None and token < len(vocab) else f"#{token}".encode()
+
+    @cached_property
+    def _vocab(self) -> Vocab | None:
+        """The vocabulary, if the model is here and its tokenizer is the one the run was made with."""
+        from glassbox.api import load_tokenizer, metadata_of
+        from glassbox.provenance import tokenizer_digest
+        from glassbox.weights.source import known_models
+
+        name = self._run.model
+        here = any(m.pulled for m in known_models() if m.name == name) or name == "bigram" or Path(name).is_file()
+        try:
+            if here and tokenizer_digest(metadata_of(name)) == self._run.provenance.tokenizer_sha256:
+                return load_tokenizer(name).vocab
+        except GlassboxError:
+            pass  # the file is damaged or gone: ids are shown as numbers
+        return None

@@ -1,0 +1,178 @@
+"""A distribution over token ids, held compactly: the logits that are alive, a temperature, and two sums.
+
+In: logits. Out: weights w = exp(z), z = (logit - max) / T, and what follows from them. The max is taken off
+before the division, so neither 3e38 nor T = 1e-6 overflows. Sums run in float64, in blocks of a fixed size,
+so they do not depend on threads. -inf is never stored: such an id is not alive.
+But: a value, not a policy. Nothing here decides who stays. And no array of V weights: filling fresh memory
+costs more than the exponentials do, and nobody needs more than the weights of the best few.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from glassbox.policy.ranking import Ranking
+from glassbox.types import F32, F64, I64
+
+_BLOCK = 16384  # float64 values that stay in the cache nearest to the core while the passes go over them
+_MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Distribution:
+    """p_i = w_i / total over the n ids that are alive. Build one with `weigh`, then `tempered` and `keep`."""
+
+    vocab: int  # V
+    ids: I64 | None  # [n]; None: every id, in order
+    logits: F32 | F64  # [n], what ranks; a temperature does not touch it, so it cannot break or make a tie
+    top: int  # the position of the best
+    shift: float  # its logit
+    beta: float  # 1 / T
+    rest: float  # sum of w over all but the best, whose w is 1: keeps the digits that 1 + rest would lose
+    weighted_z: float  # sum of w z
+    ranking: Ranking
+    bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
+    parent: Distribution | None = None  # the one this is a part of, with the same weights
+
+    @classmethod
+    def weigh(
+        cls,
+        logits: F32 | F64,
+        *,
+        vocab: int,
+        ids: I64 | None = None,
+        beta: float = 1.0,
+        is_sorted: bool = False,
+    ) -> Distribution:
+        """From logits [n]. -inf leaves the support; NaN and +inf are reported in `bad`."""
+        top = int(logits.argmax()) if len(logits) else 0  # of a NaN, if there is one
+        shift = float(logits[top]) if len(logits) else -math.inf
+        rest, weighted_z = _sums(logits, top, shift, beta) if math.isfinite(shift) else (0.0, math.nan)
+        ranking = Ranking(logits, is_sorted=is_sorted)
+        made = cls(vocab, ids, logits, top, shift, beta, rest, weighted_z, ranking)
+        if weighted_z == weighted_z:
+            return made
+        # Something is not finite. (A -inf shows as the NaN that 0 times -inf adds to the second sum.)
+        wrong = np.flatnonzero(~(logits < np.inf))
+        if len(wrong):
+            return replace(made, bad=int(made.ids_at(wrong)[0]))
+        alive = np.flatnonzero(logits > -np.inf)
+        if not len(alive):
+            return replace(made, ids=alive, logits=logits[alive], ranking=Ranking(logits[alive]))
+        return cls.weigh(logits[alive], vocab=vocab, ids=made.ids_at(alive), beta=beta, is_sorted=is_sorted)
+
+    def tempered(self, temperature: float) -> Distribution:
+        """The same ids in the same order, with z divided by T > 0."""
+        beta = min(self.beta / temperature, _MAX_BETA)
+        rest, weighted_z = _sums(self.logits, self.top, self.shift, beta)
+        return Distribution(
+            self.vocab, self.ids, self.logits, self.top, self.shift, beta, rest, weighted_z, self.ranking
+        )
+
+    def keep(self, positions: I64, *, is_sorted: bool = False) -> Distribution:
+        """Only these positions: ascending ones, or (`is_sorted`) ones in ranking order. Renormalised."""
+        logits, ids = self.logits[positions], self.ids_at(positions)
+        top = int(logits.argmax()) if len(logits) else 0
+        if not len(logits) or float(logits[top]) != self.shift:
+            # The best is gone: what is left may weigh 0 on the old scale, so it is weighed anew.
+            return Distribution.weigh(logits, vocab=self.vocab, ids=ids, beta=self.beta, is_sorted=is_sorted)
+        rest, weighted_z = _sums(logits, top, self.shift, self.beta)
+        ranking = Ranking(logits, is_sorted=is_sorted)
+        return Distribution(
+            self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking, parent=self
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.logits)
+
+    @property
+    def total(self) -> float:
+        return 1.0 + self.rest
+
+    @property
+    def entropy(self) -> float:
+        """Nats: -sum p log p = log(total) - sum(w z) / total. No 0 log 0 arises: w z is 0 where w is."""
+        return max(0.0, math.log1p(self.rest) - self.weighted_z / self.total)
+
+    @property
+    def best(self) -> int:
+        """The id with the largest logit, of equal ones the lowest."""
+        return self.top if self.ids is None else int(self.ids[self.top])
+
+    def alive(self) -> npt.NDArray[np.bool_]:
+        """[V]: whether each id is in the support."""
+        mask = np.full(self.vocab, self.ids is None)
+        if self.ids is not None:
+            mask[self.ids] = True
+        return mask
+
+    def ids_at(self, positions: I64) -> I64:
+        return positions if self.ids is None else self.ids[positions]
+
+    def z_at(self, positions: I64) -> F64:
+        z = self.logits[positions].astype(np.float64)
+        z -= self.shift
+        z *= self.beta
+        return z
+
+    def weights_at(self, positions: I64) -> F64:
+        weights: F64 = np.exp(self.z_at(positions))
+        return weights
+
+    def positions(self, ids: I64) -> I64:
+        """Where each of these ids [k] stands in the arrays; -1 if it is not alive."""
+        if self.ids is None:
+            return ids
+        if not len(self.ids):
+            return np.full(len(ids), -1)
+        if not self.ranking.is_sorted:  # then ids ascend
+            at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+            return np.where(self.ids[at] == ids, at, -1)
+        same = self.ids == ids[:, None]  # [k, n]
+        return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+
+    def logprob(self, token_id: int) -> float:
+        """log p from z, not from p: still exact where p itself underflows. -inf if not alive."""
+        at = token_id if self.ids is None else int(self.positions(np.array([token_id]))[0])
+        if at < 0:
+            return -math.inf
+        return (float(self.logits[at]) - self.shift) * self.beta - math.log1p(self.rest)
+
+    def probs(self, ids: I64) -> F64:
+        """p of each of these ids [k]; 0 if it is not alive."""
+        at = self.positions(ids)
+        found = self.weights_at(np.maximum(at, 0)) / self.total
+        found[at < 0] = 0.0
+        return found
+
+    def dense(self) -> F64:
+        """p over every id, [V]."""
+        out = np.zeros(self.vocab)
+        at = np.arange(self.size)
+        out[self.ids_at(at)] = self.weights_at(at) / self.total
+        return out
+
+
+def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float, float]:
+    """(sum of w over all but the position `top`, sum of w z) with w = exp(z); one walk, block by block."""
+    scratch_w, scratch_z = np.empty((2, min(_BLOCK, len(logits))))
+    rest = weighted_z = 0.0
+    for start in range(0, len(logits), _BLOCK):
+        block = logits[start : start + _BLOCK]
+        w, z = scratch_w[: len(block)], scratch_z[: len(block)]
+        z[:] = block
+        z -= shift
+        if beta != 1.0:
+            z *= beta
+        np.exp(z, out=w)
+        if 0 <= top - start < len(block):
+            w[top - start] = 0.0  # its z is 0, so the other sum does not miss it
+        rest += float(w.sum())
+        z *= w
+        weighted_z += float(z.sum())
+    return rest, weighted_z

@@ -1,0 +1,132 @@
+"""What one step did to the distribution, as a row of plain values; and one token's way through all of them.
+
+In: the distribution before and after a step. Out: a `LedgerRow`.
+But: rows are made from the distributions alone. A step does not report about itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from glassbox.policy.distribution import Distribution
+from glassbox.policy.ranking import Ranking
+from glassbox.types import I64
+
+TOP = 5  # tokens a row lists after its step
+REMOVED = 16  # removed tokens a row lists, likeliest first; it counts all of them
+
+_PREFIX = 4096  # up to this many survivors, ranking past them is cheaper than collecting the removed
+_TINY = 1e-6  # below this part of what there was, a difference of sums has lost too many digits
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    name: str
+    params: Mapping[str, float]
+    alive_before: int
+    alive_after: int
+    mass_removed: float  # of the distribution before the step
+    removed_count: int
+    removed_ids: tuple[int, ...]  # the likeliest REMOVED of them
+    entropy: float  # nats, after
+    top: tuple[tuple[int, float], ...]  # (id, probability), the best TOP after
+    argmax_changed: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, all finite."""
+        return {
+            "name": self.name,
+            "params": dict(self.params),
+            "alive_before": self.alive_before,
+            "alive_after": self.alive_after,
+            "mass_removed": self.mass_removed,
+            "removed_count": self.removed_count,
+            "removed_ids": list(self.removed_ids),
+            "entropy": self.entropy,
+            "top": [[token_id, p] for token_id, p in self.top],
+            "argmax_changed": self.argmax_changed,
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One token's way through the policy."""
+
+    id: int
+    logit: float  # as the model gave it
+    p_raw: float
+    p_final: float
+    removed_by: str | None  # the row of the ledger that removed it
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; a logit of -inf, which JSON cannot say, is null."""
+        return {
+            "id": self.id,
+            "logit": self.logit if math.isfinite(self.logit) else None,
+            "p_raw": self.p_raw,
+            "p_final": self.p_final,
+            "removed_by": self.removed_by,
+        }
+
+
+def row(name: str, params: Mapping[str, float], before: Distribution, after: Distribution) -> LedgerRow:
+    """The row of a step that turned `before` into `after`."""
+    count = before.size - after.size
+    return LedgerRow(
+        name=name,
+        params=params,
+        alive_before=before.size,
+        alive_after=after.size,
+        mass_removed=_mass_removed(before, after) if count else 0.0,
+        removed_count=count,
+        removed_ids=_removed_ids(before, after) if count else (),
+        entropy=after.entropy,
+        top=_top(after),
+        argmax_changed=before.best != after.best,
+    )
+
+
+def first_row(name: str, raw: Distribution) -> LedgerRow:
+    """What the model gave. Only ids at -inf are missing, and those never had any mass."""
+    gone = np.flatnonzero(~raw.alive())[:REMOVED].tolist() if raw.size < raw.vocab else []
+    missing = raw.vocab - raw.size
+    return LedgerRow(name, {}, raw.vocab, raw.size, 0.0, missing, tuple(gone), raw.entropy, _top(raw), False)
+
+
+def _top(d: Distribution) -> tuple[tuple[int, float], ...]:
+    best = d.ranking.first(TOP)
+    probs = d.weights_at(best) / d.total
+    return tuple(zip(d.ids_at(best).tolist(), probs.tolist(), strict=True))
+
+
+def _removed_ids(before: Distribution, after: Distribution) -> tuple[int, ...]:
+    kept = after.size
+    if after.ids is not None and kept + REMOVED <= max(_PREFIX, before.ranking.known):
+        # Most steps keep a prefix of the ranking: then what follows it is what went.
+        ids = before.ids_at(before.ranking.first(kept + REMOVED))
+        if after.ranking.is_sorted and np.array_equal(ids[:kept], after.ids):
+            return tuple(ids[kept:].tolist())
+        return tuple(ids[~after.alive()[ids]][:REMOVED].tolist())  # at most `kept` of these stayed
+    gone = _gone(before, after)
+    ranking = Ranking(before.logits[gone], is_sorted=before.ranking.is_sorted)
+    return tuple(before.ids_at(gone[ranking.first(REMOVED)]).tolist())
+
+
+def _mass_removed(before: Distribution, after: Distribution) -> float:
+    if after.parent is before:
+        removed = before.rest - after.rest
+        if removed > _TINY * before.rest:
+            return removed / before.total
+    # Summed over those that went: exact however little it is, and right for steps that also change logits.
+    return float(before.weights_at(_gone(before, after)).sum()) / before.total
+
+
+def _gone(before: Distribution, after: Distribution) -> I64:
+    """The positions in `before` of the ids that are not in `after`."""
+    alive = after.alive()
+    return np.flatnonzero(~(alive if before.ids is None else alive[before.ids]))

@@ -1,0 +1,83 @@
+"""A generation under way: an iterator of steps that is recorded as it goes, and the run that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from glassbox.engine import Engine
+from glassbox.generation import Generation, PromptToken, Provenance, Request, Step
+from glassbox.text.vocab import Vocab
+from glassbox.trace.record import Recorder, Run
+
+
+class Stream:
+    """Iterate for each token's `Step`; `run` is what happened so far, or in the end. Nothing is computed before the
+    first step is asked for. Leaving the loop early, or closing, cancels it; what was made stays in the trace."""
+
+    def __init__(
+        self, engine: Engine, generation: Generation, recorder: Recorder, provenance: Provenance, vocab: Vocab
+    ) -> None:
+        self._generation, self._recorder, self._vocab = generation, recorder, vocab
+        recorder.begin(generation.request, provenance)
+        self._steps = self._go(engine)
+
+    @property
+    def request(self) -> Request:
+        return self._generation.request
+
+    @property
+    def run(self) -> Run:
+        return self._recorder.run
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Cancel, if it has not ended."""
+        self._steps.close()
+        self._finish(None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _go(self, engine: Engine) -> Iterator[Step]:
+        failure: BaseException | None = None
+        try:
+            for step in engine.stream(self._generation):
+                if step.step == 0:
+                    self._recorder.prompt(self._prompt())
+                self._recorder.step(step)
+                yield step
+        except BaseException as e:
+            failure = e
+            raise
+        finally:
+            self._finish(failure)
+
+    def _finish(self, failure: BaseException | None) -> None:
+        """Record how it ended: by itself, by whoever left the loop, or by an error."""
+        cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
+        if cancelled:
+            self._generation.stop("cancelled")
+        if self._generation.outcome is not None and cancelled:
+            self._recorder.end(self._generation.outcome)
+        elif failure is not None:
+            self._recorder.fail(failure)
+        self._recorder.close()
+
+    def _prompt(self) -> list[PromptToken]:
+        """The prompt's positions as a trace has them; the first ones may have come out of a cache."""
+        encoding, reused = self.request.encoding, self._generation.cached
+        return [
+            PromptToken(
+                position=i, id=token, bytes=self._vocab.bytes_of(token), segment=encoding.segments[i],
+                kv="reused" if i < reused else "computed", logprob=None,
+            )
+            for i, token in enumerate(encoding.ids)
+        ]  # fmt: skip

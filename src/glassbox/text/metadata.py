@@ -1,0 +1,131 @@
+"""Reads what a GGUF file says about its tokenizer. Comes in: metadata. Goes out: `Facts`, checked, with what
+was assumed.
+
+Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; defaults as in llama.cpp,
+src/llama-vocab.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from glassbox.errors import ModelFormatError, Unsupported
+from glassbox.text.bytelevel import PRE_TOKENIZERS, read_merges
+from glassbox.text.vocab import TYPES, Vocab
+
+KEY = "tokenizer.ggml."
+SCORES = KEY + "scores"
+MODELS = ("gpt2", "llama")
+
+_MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
+_BRACKETED = re.compile(r"<.+>|\[.+\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A tokenizer as its file describes it. Either `merges` or `scores` is filled, after the model."""
+
+    model: str  # "gpt2": byte-level BPE; "llama": SentencePiece BPE
+    pre: str
+    vocab: Vocab
+    special: Mapping[str, int]  # "bos" -> id, as far as the file names them
+    add_bos: bool
+    space_prefix: bool
+    merges: tuple[tuple[str, str], ...]
+    scores: tuple[float, ...]
+    template: str | None
+    assumptions: tuple[str, ...]
+
+
+def read_facts(metadata: Mapping[str, Any]) -> Facts:
+    """Raises ModelFormatError (with the field), and Unsupported for an unknown model or pre-tokenizer."""
+    assumed: list[str] = []
+    model = metadata.get(KEY + "model")
+    if model not in MODELS:
+        raise Unsupported("tokenizer model", str(model or "(none named)"), MODELS)
+    spm = model == "llama"
+    pre = _pre_tokenizer(metadata, spm, assumed)
+    vocab = Vocab.from_gguf(metadata, "sentencepiece" if spm else "byte-level")
+    special = _special_ids(metadata, len(vocab))
+    vocab = _with_markers(vocab, special, TYPES in metadata, assumed)
+    add_bos = _flag(
+        metadata, "add_bos_token", spm or (pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].add_bos), assumed
+    )
+    if add_bos and "bos" not in special:
+        assumed.append("the file wants a BOS but names none: none is added")
+    if metadata.get(KEY + "add_eos_token") is True:
+        assumed.append("add_eos_token is not followed: a prompt is there to be continued")
+    template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelFormatError("must be a string", field="tokenizer.chat_template")
+    return Facts(
+        model=model,
+        pre=pre,
+        vocab=vocab,
+        special=special,
+        add_bos=add_bos and "bos" in special,
+        space_prefix=spm and _flag(metadata, "add_space_prefix", True, assumed),
+        merges=() if spm else tuple(read_merges(metadata, vocab.of_kind("normal"))),
+        scores=_scores(metadata, len(vocab)) if spm else (),
+        template=template,
+        assumptions=tuple(assumed),
+    )
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any], spm: bool, assumed: list[str]) -> str:
+    known = ("default",) if spm else tuple(PRE_TOKENIZERS)
+    name = metadata.get(KEY + "pre", "default")
+    if name == "default" and not spm:
+        assumed.append("the file names no pre-tokenizer: gpt-2 is assumed")
+        return "gpt-2"
+    if name not in known:
+        raise Unsupported("pre-tokenizer", str(name), known)
+    return str(name)
+
+
+def _special_ids(metadata: Mapping[str, Any], size: int) -> dict[str, int]:
+    found = {}
+    for field, token in metadata.items():
+        if field.startswith(KEY) and field.endswith("_token_id"):
+            if type(token) is not int or not 0 <= token < size:
+                raise ModelFormatError(f"is {token!r}, but there are {size} tokens", field=field)
+            found[field[len(KEY) : -len("_token_id")]] = token
+    return found
+
+
+def _with_markers(vocab: Vocab, special: Mapping[str, int], typed: bool, assumed: list[str]) -> Vocab:
+    """Some converters write turn markers as ordinary or user-defined pieces: any message could forge them."""
+    named = {special[name] for name in ("bos", "eos", "eot", "eom") if name in special}
+    wrong = {t for t in named if vocab.kind_of(t) != "control" and _BRACKETED.fullmatch(vocab.pieces[t])}
+    suspects = vocab.of_kind("user") if typed else vocab.of_kind("normal") | vocab.of_kind("user")
+    wrong |= {token for piece, token in suspects.items() if _MARKER.fullmatch(piece)}
+    if wrong:
+        names = ", ".join(vocab.pieces[t] for t in sorted(wrong)[:5]) + (", …" if len(wrong) > 5 else "")
+        assumed.append(f"taken for control tokens, though the file does not say so: {names}")
+    return vocab.with_control(wrong) if wrong else vocab
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool, assumed: list[str]) -> bool:
+    value = metadata.get(KEY + name)
+    if value is None:
+        assumed.append(f"the file does not say {name}: {str(default).lower()} is assumed")
+        return default
+    if not isinstance(value, bool):
+        raise ModelFormatError(f"is {value!r}, but must be true or false", field=KEY + name)
+    return value
+
+
+def _scores(metadata: Mapping[str, Any], size: int) -> tuple[float, ...]:
+    scores = metadata.get(SCORES)
+    if not isinstance(scores, list) or not all(isinstance(s, (int, float)) for s in scores):
+        raise ModelFormatError("must be a list of numbers", field=SCORES)
+    if len(scores) != size:
+        raise ModelFormatError(f"has {len(scores)} entries for {size} tokens", field=SCORES)
+    if not np.isfinite(np.asarray(scores, np.float64)).all():
+        raise ModelFormatError("has entries that are not finite", field=SCORES)
+    return tuple(scores)

@@ -1,0 +1,118 @@
+"""Runs a template that came out of a model file. Comes in: source and plain data. Goes out: text, or
+TemplateError.
+
+minijinja reaches nothing outside its data, and its fuel bounds time and memory; what is added in Python here
+is bounded by hand. White space, filters and functions are as transformers sets jinja2 up
+(utils/chat_template_utils.py).
+
+But: fuel counts steps and bytes. A template that nests lists into each other, doubling them each time, can
+still take long; no honest template does, and none can reach files, network or code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import minijinja
+
+from glassbox.errors import TemplateError
+
+MAX_INDENT = 16
+MAX_FORMAT = 100
+MAX_JSON = 1 << 24  # characters written by tojson in one run
+
+# The tags by which transformers finds the assistant's tokens print nothing.
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+
+
+class _Refused(Exception):
+    """The template called raise_exception."""
+
+
+class _Helpers:
+    """What templates may call. Remembers whether the clock was asked for."""
+
+    def __init__(self, now: datetime) -> None:
+        self.now, self.asked_clock, self.json_left = now, False, MAX_JSON
+
+    def raise_exception(self, message: object) -> str:
+        raise _Refused(str(message))
+
+    def strftime_now(self, form: str) -> str:
+        if len(form) > MAX_FORMAT:
+            raise ValueError(f"a date format has more than {MAX_FORMAT} characters")
+        self.asked_clock = True
+        return self.now.strftime(form)
+
+    def tojson(
+        self,
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: Sequence[str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON as models were trained on: in the order given, nothing escaped for HTML."""
+        width = len(indent) if isinstance(indent, str) else indent or 0
+        if width > MAX_INDENT or any(len(s) > MAX_INDENT for s in separators or ()):
+            raise ValueError(f"tojson indents by more than {MAX_INDENT}")
+        pair = (separators[0], separators[1]) if separators else None
+        text = json.dumps(
+            value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys
+        )
+        self.json_left -= len(text)
+        if self.json_left < 0:
+            raise ValueError(f"tojson wrote more than {MAX_JSON} characters")
+        return text
+
+
+def check(source: str) -> None:
+    """Raises TemplateError where `source` cannot be parsed."""
+    _environment(source, 1, _Helpers(datetime.min))
+
+
+def run(source: str, data: Mapping[str, object], *, fuel: int, now: datetime) -> tuple[str, bool]:
+    """The text, and whether the template asked for the time. Raises TemplateError (its own words)."""
+    helpers = _Helpers(now)
+    env = _environment(source, fuel, helpers)
+    try:
+        return env.render_template("chat", **data), helpers.asked_clock
+    except _Refused as e:
+        raise TemplateError(str(e)) from None
+    except TemplateError:
+        raise
+    except minijinja.TemplateError as e:
+        raise _explained(e) from None
+    except Exception as e:  # whatever a hostile template makes our helpers stumble over is its own fault
+        raise TemplateError(f"the chat template failed: {e}") from None
+
+
+def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environment:
+    env = minijinja.Environment(
+        debug=False,
+        fuel=fuel,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        filters={"tojson": helpers.tojson},
+        globals={"raise_exception": helpers.raise_exception, "strftime_now": helpers.strftime_now},
+    )
+    env.remove_global("debug")  # would print what runs here
+    try:
+        env.add_template("chat", _GENERATION.sub(_silenced, source))
+    except minijinja.TemplateError as e:
+        raise _explained(e) from None
+    return env
+
+
+def _silenced(tag: re.Match[str]) -> str:
+    return f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}"
+
+
+def _explained(e: minijinja.TemplateError) -> TemplateError:
+    if e.kind == "OutOfFuel":
+        return TemplateError("the chat template was stopped: it runs too long or makes too much text")
+    where = f", line {e.line}" if e.line else ""
+    return TemplateError(f"the chat template failed{where}: {e.detail or e.message}")

@@ -1,0 +1,210 @@
+"""Messages to the prompt's text. Comes in: a chat template and messages. Goes out: `Rendered`, with its
+segments.
+
+The text is what the template makes of the messages, to the letter; segments say which characters are whose
+(how: see segments.py). It knows no ids: whether a text is a special token is the tokenizer's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, partial
+from typing import Any
+
+from glassbox.errors import ParameterError, TemplateError
+from glassbox.text import sandbox
+from glassbox.text.conversation import FrozenList, check_messages, each_string, is_name
+from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space, string_literals
+from glassbox.types import Messages
+
+FUEL, FUEL_PER_CHARACTER, FUEL_PER_MESSAGE = 200_000, 8, 2_000  # 200,000 last for some 5 ms and 10 MB
+PROBE = (
+    "\u2003"  # white space no template writes: behind a text to be continued, it shows if the template trims
+)
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+
+_SUSPICIOUS = re.compile(r"[<>\[\]|｜]")
+
+Change = Callable[
+    [int, str], str
+]  # (source, string) -> string; source i is message i, then tools, then extra
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt's text, and whose text is whose. `clock`: the time the template got, if it asked."""
+
+    text: str
+    segments: tuple[Segment, ...]
+    notes: tuple[str, ...] = ()
+    clock: datetime | None = None
+
+
+class ChatTemplate:
+    """A model's chat template. Raises TemplateError if it cannot be parsed."""
+
+    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+        sandbox.check(source)
+        self.source, self.bos, self.eos = source, bos, eos
+        self._literals = string_literals(source)
+
+    def __repr__(self) -> str:
+        return f"<ChatTemplate {self.digest[:12]}, {len(self.source)} characters>"
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the source, in hex."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        now: datetime | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """Render a conversation.
+
+        `continue_final` leaves the last message, the assistant's, open at its end. `now` is the time the
+        template gets if it asks; `extra` holds further variables for it.
+
+        Raises TemplateError (with the template's own words if it refuses), PromptError for text with lone
+        surrogates, and ParameterError for an `extra` that overrides what is ours.
+        """
+        talk = check_messages(messages)
+        if taken := RESERVED & set(extra or ()):
+            raise ParameterError("extra", min(taken), f"other than {', '.join(sorted(RESERVED))}")
+        if continue_final and not (
+            talk and talk[-1]["role"] == "assistant" and talk[-1]["content"] is not None
+        ):
+            raise TemplateError("only a conversation that ends with an assistant's text can be continued")
+        now = now or datetime.now()
+        flags: dict[str, object] = {
+            "add_generation_prompt": add_generation_prompt and not continue_final,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+            "documents": None,
+        }
+        strings: list[str] = []
+
+        def collect(_: int, text: str) -> str:
+            strings.append(text)
+            return text
+
+        _data(talk, tools, extra, collect)
+        marks = Marks(len(talk) + 2, set(self.source).union(*strings))
+        fuel = FUEL + FUEL_PER_MESSAGE * len(talk) + FUEL_PER_CHARACTER * sum(map(len, strings))
+        asked_clock = trims = False
+
+        def run(change: Change) -> str:
+            nonlocal asked_clock, trims
+            data = _data(talk, tools, extra, change)
+            if continue_final:
+                data["messages"][-1]["content"] += marks.end + PROBE
+            text, asked_clock = sandbox.run(self.source, data | flags, fuel=fuel, now=now)
+            if not continue_final:
+                return text
+            if marks.end not in text:
+                raise TemplateError("the template leaves out the last message: it cannot be continued")
+            text, _, tail = text.rpartition(marks.end)
+            trims = not tail.startswith(PROBE)
+            return text
+
+        plain, notes = run(_as_it_is), []
+        if trims and (lost := _trailing_space(talk[-1]["content"])):
+            # What stood before the mark was safe from trimming: trim it too, as every other message is.
+            talk[-1]["content"] = talk[-1]["content"].rstrip()
+            plain = run(_as_it_is)
+            notes.append(f"the template trims: {lost!r} at the end of the last message is lost")
+        clock = now if asked_clock else None
+
+        def owners_with(spared: set[tuple[int, str]]) -> list[int] | None:
+            by_source = {i: [s for s in self._literals if (i, s) in spared] for i, _ in spared}
+            try:
+                return marks.read(run(lambda i, text: marks.mark(i, text, by_source.get(i, ()))), plain)
+            except TemplateError:
+                return None
+
+        texts = [m["content"] or "" for m in talk]
+        owners = _find_owners(
+            owners_with, [(i, s) for s in self._literals for i, t in enumerate(texts) if s in t]
+        )
+        if owners is not None:
+            give_space(owners, plain, texts)
+            authors = [(f"message {i}", m["role"]) for i, m in enumerate(talk)]
+            segments = cut(plain, owners, [*authors, ("tools", None), ("extra", None)])
+            return Rendered(plain, segments, tuple(notes), clock)
+        # The template reads its messages so closely (their length, say) that marks change what it writes.
+        # Then nobody knows which text is whose: harmless only if no message may hold a special token.
+        if any(map(_SUSPICIOUS.search, strings)):
+            raise TemplateError(
+                "the template hides which text is a message's, and one may hold a special token"
+            )
+        notes.append("the template hides which text is a message's: all is shown as the template's")
+        return Rendered(plain, (Segment(TEMPLATE, None, plain, trusted=True),), tuple(notes), clock)
+
+    def after_assistant(self) -> str:
+        """What the template writes behind an assistant's text, where turns end. Raises TemplateError."""
+        exchange = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+        segments = self.render(exchange, add_generation_prompt=False).segments
+        at = max((i for i, s in enumerate(segments) if s.origin == "message 1"), default=len(segments))
+        return "".join(s.text for s in segments[at + 1 :])
+
+
+def _find_owners(
+    owners_with: Callable[[set[tuple[int, str]]], list[int] | None], met: list[tuple[int, str]]
+) -> list[int] | None:
+    """Mark all; if the template will not have that, all but the texts (source, text) it must be searching for.
+
+    Such a text ("</think>") is the template's syntax, so where it still stands in the prompt it counts as the
+    template's. Hence as few as possible are spared: only those that the template treats otherwise when marked.
+    """
+    owners = owners_with(set())
+    if owners is not None or not met:
+        return owners
+    spared = set(met)
+    owners = owners_with(spared)
+    if owners is None:
+        return None
+    by_text = [{pair for pair in met if pair[1] == text} for text in dict.fromkeys(text for _, text in met)]
+    for group in by_text:
+        for fewer in [group, *({pair} for pair in group if len(group) > 1)]:
+            if fewer <= spared and (better := owners_with(spared - fewer)) is not None:
+                owners, spared = better, spared - fewer
+    return owners
+
+
+def _as_it_is(_: int, text: str) -> str:
+    return text
+
+
+def _trailing_space(text: str) -> str:
+    return text[len(text.rstrip()) :]
+
+
+def _data(
+    talk: Sequence[Mapping[str, Any]], tools: object, extra: Mapping[str, Any] | None, change: Change
+) -> dict[str, Any]:
+    """What the template sees: a fresh copy with `change` applied to each string that came from outside."""
+
+    def all_but_names(source: int) -> Callable[[str], str]:
+        return lambda text: text if is_name(text) else change(source, text)
+
+    messages = []
+    for i, message in enumerate(talk):
+        rest = {key: value for key, value in message.items() if key not in ("role", "content")}
+        content = each_string(message["content"], partial(change, i))
+        messages.append({"role": message["role"], "content": content, **each_string(rest, all_but_names(i))})
+    n = len(talk)
+    return {
+        **each_string(extra or {}, all_but_names(n + 1)),
+        "messages": FrozenList(messages),
+        "tools": each_string(tools, all_but_names(n)),
+    }

@@ -1,0 +1,130 @@
+"""From rows back to the objects of a run: the reverse of encode.py. What was not kept comes back empty."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from glassbox.choose import Choice
+from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.policy.policy import Candidate, LedgerRow, Policy
+from glassbox.stop import Ending
+from glassbox.text.segments import Segment
+from glassbox.text.tokenizer import Encoding
+from glassbox.trace.encode import TOP
+from glassbox.trace.rows import PROVENANCE, PolicySteps, dumps
+
+
+class Get(Protocol):
+    """A row, by the names of its columns."""
+
+    def __getitem__(self, name: str, /) -> Any: ...
+
+
+def policy_steps_of(text: str) -> PolicySteps:
+    return [(s["name"], dumps(s["params"])) for s in json.loads(text)]
+
+
+def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Request:
+    """`prompt` are the rows of the prompt's positions. Texts that were not kept are empty."""
+    encoding = Encoding(
+        ids=tuple(r["id"] for r in prompt),
+        spans=tuple((r["span_lo"], r["span_hi"]) for r in prompt),
+        kinds=tuple(r["kind"] for r in prompt),
+        segments=tuple(r["segment"] for r in prompt),
+        segment_list=tuple(
+            Segment(s["origin"], s["role"], s["text"] or "", bool(s["trusted"])) for s in segments
+        ),
+        text=run["prompt_text"] or "",
+        lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
+        notes=tuple(json.loads(run["prompt_notes"] or "[]")),
+    )
+    messages = run["messages"]
+    return Request(
+        model=run["model"],
+        encoding=encoding,
+        policy=Policy.from_dict(json.loads(run["policy"])),
+        seed=int(run["seed"]),
+        max_tokens=run["max_tokens"],
+        stop=tuple(json.loads(run["stop"] or "[]")),
+        ignore_eos=bool(run["ignore_eos"]),
+        sequence=int(run["sequence"]),
+        messages=None if messages is None else tuple(json.loads(messages)),
+        sources=json.loads(run["sources"]),
+    )
+
+
+def provenance_of(run: Get) -> Provenance:
+    return Provenance(**{name: run[name] for name in PROVENANCE})
+
+
+def prompt_token_of(r: Get) -> PromptToken:
+    return PromptToken(r["pos"], r["id"], r["bytes"] or b"", r["segment"], r["kv"], r["logprob_raw"])
+
+
+def step_of(
+    r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: PolicySteps, request: Request
+) -> Step:
+    counter: tuple[int, int, int] | None = None
+    if r["counter"] is not None:
+        counter = tuple(json.loads(r["counter"]))
+    elif r["u"] is not None:
+        counter = (request.seed, request.sequence, r["pos"])
+    choice = Choice(
+        id=r["id"],
+        u=r["u"],
+        cdf_lo=r["cdf_lo"],
+        cdf_hi=r["cdf_hi"],
+        counter=counter,
+        logprob_raw=r["logprob_raw"],
+        logprob_final=r["logprob_final"],
+        rank_raw=r["rank_raw"],
+        ties=r["ties"],
+    )
+    return Step(
+        step=r["step"],
+        position=r["pos"],
+        id=r["id"],
+        bytes=r["bytes"] or b"",
+        text=r["text"] or "",
+        choice=choice,
+        ledger=tuple(_ledger_of(row, steps) for row in ledger),
+        candidates=tuple(
+            Candidate(c["id"], c["logit"], c["p_raw"], c["p_final"], c["removed_by"]) for c in candidates
+        ),
+        entropy=r["entropy"],
+        logits_hash=r["logits_hash"].hex(),
+        model_ns=r["model_ns"],
+        policy_ns=r["policy_ns"],
+    )
+
+
+def _ledger_of(r: Get, steps: PolicySteps) -> LedgerRow:
+    name, params = steps[r["policy_step"]]
+    return LedgerRow(
+        name=name,
+        params=json.loads(params if r["params"] is None else r["params"]),
+        alive_before=r["alive_before"],
+        alive_after=r["alive_after"],
+        mass_removed=r["mass_removed"],
+        removed_count=r["removed_count"],
+        removed_ids=struct.unpack(f"<{len(r['removed_ids']) // 4}i", r["removed_ids"]),
+        entropy=r["entropy"],
+        top=tuple(TOP.iter_unpack(r["top"])),
+        argmax_changed=bool(r["argmax_changed"]),
+    )
+
+
+def outcome_of(run: Get) -> Outcome | None:
+    """None while it runs, and when it failed or was cut off."""
+    if run["stop_kind"] is None:
+        return None
+    detail = None if run["stop_detail"] is None else json.loads(run["stop_detail"])
+    return Outcome(
+        Ending(run["stop_kind"], detail),
+        run["text"] or "",
+        Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]),
+        Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"]),
+    )

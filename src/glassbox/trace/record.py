@@ -1,0 +1,230 @@
+"""A run as people hold it, and the recorder that collects one while it happens.
+
+In: what a generation passes on: request, prompt tokens, steps, outcome. Out: a `Run`, in memory at once and
+in a store a moment later. Recording only appends to a queue; a store that fails never stops or delays the
+generation (`Recorder.problem` says why). But: it computes nothing. Ids, draws and hashes come from the
+stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.policy.policy import Policy
+from glassbox.trace.alive import owner
+from glassbox.trace.journal import Begin, End, Item, Journal
+from glassbox.trace.jsonable import run_to_dict
+from glassbox.trace.rows import Level, Retain
+from glassbox.trace.runid import new_run_id
+
+if TYPE_CHECKING:
+    from glassbox.trace.store import Store
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked, what happened, and the means to recompute the rest."""
+
+    run_id: str
+    created_ms: int  # since 1970
+    status: str  # done | running | interrupted | cancelled | error
+    request: Request
+    provenance: Provenance
+    prompt: tuple[PromptToken, ...]  # the positions that were computed or reused
+    steps: tuple[Step, ...]
+    outcome: Outcome | None  # None unless done
+    usage: Usage  # counted from what is there when there is no outcome
+    error: str | None = None
+    level: Level = "look"  # what this object holds; "ids" is without ledger and candidates
+    retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
+    token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
+    problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
+
+    @classmethod
+    def from_parts(
+        cls,
+        run_id: str,
+        request: Request,
+        provenance: Provenance,
+        prompt: Sequence[PromptToken],
+        steps: Sequence[Step],
+        outcome: Outcome | None,
+        *,
+        created_ms: int,
+        status: str = "done",
+        **more: Any,
+    ) -> Run:
+        """A run from its pieces; usage and token times are derived where they are not given."""
+        if "usage" not in more:
+            cached = sum(token.kv == "reused" for token in prompt)
+            counted = Usage(len(request.encoding.ids), cached, len(steps))
+            more["usage"] = counted if outcome is None else outcome.usage
+        more.setdefault("token_ns", tuple((s.model_ns, s.policy_ns) for s in steps))
+        return cls(
+            run_id, created_ms, status, request, provenance, tuple(prompt), tuple(steps), outcome, **more
+        )
+
+    @property
+    def created(self) -> datetime:
+        return datetime.fromtimestamp(self.created_ms / 1000, UTC)
+
+    @property
+    def model(self) -> str:
+        return self.request.model
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return tuple(self.request.encoding.ids)
+
+    @property
+    def prompt_text(self) -> str:
+        return self.request.encoding.text
+
+    @property
+    def text(self) -> str:
+        """The text as delivered; of an unfinished run, what was visible so far."""
+        return self.outcome.text if self.outcome else "".join(s.text for s in self.steps)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The generated ids."""
+        return tuple(s.id for s in self.steps)
+
+    @property
+    def finish_reason(self) -> str:
+        """Why it ended, in the API's word; "running" and "interrupted" where it did not."""
+        return self.outcome.ending.finish_reason if self.outcome else self.status
+
+    @property
+    def stop_reason(self) -> dict[str, Any] | None:
+        """What exactly ended it, for example {"kind": "eos", "id": 2}."""
+        if self.outcome:
+            return self.outcome.ending.stop_reason
+        return {"kind": "error", "detail": self.error} if self.status == "error" else None
+
+    @property
+    def timings(self) -> Timings | None:
+        return self.outcome.timings if self.outcome else None
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def policy(self) -> Policy:
+        return self.request.policy
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the engine that computed it: the same fingerprint gives the same bits."""
+        return self.provenance.engine
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `glassbox trace --json` prints; see jsonable.py."""
+        return run_to_dict(self)
+
+    def __repr__(self) -> str:
+        counts = f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens"
+        stop = self.stop_reason
+        how = f"{self.finish_reason} ({stop['kind']})" if stop else self.finish_reason
+        shown = self.text if len(self.text) <= 40 else self.text[:39] + "…"
+        return f"<Run {self.run_id} {self.model}: {counts}, seed {self.seed}, {how}: {shown!r}>"
+
+
+class Recorder:
+    """Collects one run. What it is given is in the store within 100 ms; without a store, in memory only.
+
+    Call begin, then prompt and step as things happen, then end or fail, then close. None of them raises
+    because of the store.
+    """
+
+    def __init__(self, store: Store | None, *, level: Level = "look", retain: Retain = "text") -> None:
+        self.level, self.retain = level, retain
+        self._writer = None if store is None else store.writer
+        self._journal: Journal | None = None
+        self._begin: Begin | None = None
+        self._prompt: dict[int, PromptToken] = {}
+        self._steps: list[Step] = []
+        self._end: End | None = None
+        self.run_id = ""
+
+    def begin(
+        self, request: Request, provenance: Provenance, prompt_tokens: Sequence[PromptToken] = ()
+    ) -> str:
+        """Start the run and give it its id. Committed at once, so that one that dies in prefill is known."""
+        if self._begin is not None:
+            raise RuntimeError("a recorder records one run: it has begun already")
+        self.run_id = new_run_id()
+        now = time.time_ns() // 1_000_000
+        self._begin = Begin(now, owner(), request, provenance, tuple(prompt_tokens))
+        self._prompt.update((token.position, token) for token in prompt_tokens)
+        self._journal = Journal(self.run_id, self.level, self.retain)
+        self._put(self._begin)
+        return self.run_id
+
+    def prompt(self, tokens: Sequence[PromptToken]) -> None:
+        """Prompt positions the model has been through; a later call may replace what an earlier one said."""
+        self._prompt.update((token.position, token) for token in tokens)
+        self._put(tuple(tokens))
+
+    def step(self, step: Step) -> None:
+        self._steps.append(step)
+        self._put(step)
+
+    def end(self, outcome: Outcome) -> None:
+        self._finish(End(outcome, outcome.ending.finish_reason))
+
+    def fail(self, exc: BaseException) -> None:
+        """It ended by an exception: Ctrl-C counts as cancelled, anything else as an error."""
+        cancelled = isinstance(exc, KeyboardInterrupt)
+        # An error's words may quote the prompt.
+        words = f"{type(exc).__name__}: {exc}" if self.retain == "text" else type(exc).__name__
+        self._finish(End(None, "cancelled" if cancelled else "error", None if cancelled else words))
+
+    def close(self) -> None:
+        """Mark a run that has not ended as interrupted, and wait until the store has what it can have."""
+        if self._begin is not None and self._end is None:
+            self._finish(End(None, "interrupted"))
+        if self._writer is not None and self._journal is not None and not self._writer.flush():
+            self._journal.problem = self._journal.problem or "incomplete: the store did not answer in time"
+
+    @property
+    def problem(self) -> str | None:
+        """Why the store holds less than happened, or None. Settled once `close` has returned."""
+        return self._journal.problem if self._journal else None
+
+    @property
+    def run(self) -> Run:
+        """The run so far, with everything that was given, whatever the store keeps of it."""
+        if self._begin is None:
+            raise RuntimeError("the run has not begun")
+        end = self._end
+        status = "running" if end is None else "done" if end.outcome else end.finish_reason
+        prompt = [self._prompt[position] for position in sorted(self._prompt)]
+        return Run.from_parts(
+            self.run_id,
+            self._begin.request,
+            self._begin.provenance,
+            prompt,
+            self._steps,
+            end.outcome if end else None,
+            created_ms=self._begin.created_ms,
+            status=status,
+            error=end.error if end else None,
+            level=self.level,
+            problem=self.problem,
+        )
+
+    def _finish(self, end: End) -> None:
+        if self._end is None:  # the first ending is the true one
+            self._end = end
+            self._put(end)
+
+    def _put(self, item: Item) -> None:
+        if self._writer is not None and self._journal is not None:
+            self._writer.put(self._journal, item)

@@ -1,0 +1,86 @@
+"""What the rows of a store look like from Python: columns, the JSON inside some, the digests that bind rows.
+
+encode.py makes rows, decode.py reads them; both go by the lists here, in the order of schema.sql.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+Level = Literal["ids", "look"]
+Retain = Literal["text", "ids", "none"]
+Row = tuple[Any, ...]
+PolicySteps = list[tuple[str, str]]  # (name, params as JSON) of each policy step, listed once a run
+
+
+def _columns(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
+PROVENANCE = _columns("model_sha256 tokenizer_sha256 template_sha256 engine glassbox threads clock")
+ASKED = PROVENANCE + _columns(
+    """id created owner level retain model seed policy max_tokens stop ignore_eos sequence messages sources
+    prompt_text prompt_lossy prompt_notes prompt_tokens parent parent_step"""
+)  # of run, known at the start
+ENDED = _columns(
+    """finish_reason stop_kind stop_detail text cached_tokens completion_tokens queue_ns first_token_ns
+    total_ns error"""
+)  # of run, known at the end
+SEGMENT = _columns("i origin role text trusted")
+POSITION = _columns(
+    """pos step id bytes text segment kind span_lo span_hi kv logprob_raw logprob_final rank_raw ties entropy
+    u cdf_lo cdf_hi counter logits_hash model_ns policy_ns"""
+)
+LEDGER = _columns(
+    """pos i policy_step params alive_before alive_after mass_removed removed_count removed_ids entropy top
+    argmax_changed"""
+)
+CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
+
+
+def dumps(value: object) -> str:
+    """Compact JSON; numpy scalars become numbers. Infinity is kept: Python reads it back as it was."""
+    return _ENCODER.encode(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
+
+
+def header_digest(asked: Row, segments: Sequence[Row]) -> bytes:
+    """Over what was asked; the key of every other digest of the run, so rows cannot move between runs."""
+    return hashlib.blake2b(
+        repr((asked, list(segments))).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
+
+
+def position_digest(
+    header: bytes, position: Row, ledger: Sequence[Row], candidates: Sequence[Row], steps: PolicySteps
+) -> bytes:
+    """Over one position with its ledger (policy steps by name, not by index) and candidates."""
+    named = [(*r[:2], *_named(r, steps), *r[4:]) for r in ledger]
+    values = repr((position, named, list(candidates)))
+    return hashlib.blake2b(values.encode("utf-8", "surrogatepass"), key=header, digest_size=8).digest()
+
+
+def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
+    """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
+    values = repr((sorted(digests.items()), ledger_steps, ended))
+    return hashlib.blake2b(values.encode("utf-8", "surrogatepass"), key=header, digest_size=16).digest()
+
+
+def _named(row: Row, steps: PolicySteps) -> tuple[str, str]:
+    name, params = steps[row[2]]
+    return name, params if row[3] is None else row[3]

@@ -1,0 +1,198 @@
+"""A trace store: one SQLite file that holds runs, and the ways to find and read them.
+
+In: a path. Out: a `Store`. Writing is a recorder's business (record.py), through the store's writer
+(writer.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from glassbox.errors import GlassboxError, RunNotFound, StoreError
+from glassbox.trace.alive import is_alive
+from glassbox.trace.reader import Damage, Rows, damage, fetch, run_of
+from glassbox.trace.record import Run
+from glassbox.trace.runid import ALPHABET
+from glassbox.trace.sqlite import BROKEN, connect, explain
+from glassbox.trace.writer import Writer
+
+LAST = "last"
+
+
+class AmbiguousRun(RunNotFound):
+    """A prefix that several runs share. Attributes: run_id, matches."""
+
+    def __init__(self, run_id: str, path: str, matches: list[str]) -> None:
+        super().__init__(run_id, path)
+        self.matches = tuple(matches)
+        shown = ", ".join(matches[:8]) + (", …" if len(matches) > 8 else "")
+        self.args = (f"{run_id!r} stands for more than one run in {path}: {shown}",)
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of `glassbox runs`."""
+
+    id: str
+    created: datetime
+    model: str
+    finish_reason: str  # or "running", "interrupted"
+    prompt: str  # what the user said last, or the prompt's beginning; "" when it was not kept
+    prompt_tokens: int
+    tokens: int  # generated
+    problem: str | None  # why the store holds less than happened
+
+
+def default_path() -> Path:
+    return platformdirs.user_data_path("glassbox") / "runs.db"
+
+
+def open_store(path: str | Path | None = None, *, readonly: bool = False) -> Store:
+    """The store at `path` (default: in the user's data folder), made for this user alone unless `readonly`.
+
+    Raises StoreError: a folder, not SQLite, not ours, unknown version, not writable, damaged, or not there.
+    """
+    return Store(Path(path) if path is not None else default_path(), readonly=readonly)
+
+
+class Store:
+    """An open store. Usable from several threads; close it, or use it as a context manager."""
+
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        self.path, self.readonly = path, readonly
+        self._lock = threading.RLock()
+        self._conn = connect(path, readonly=readonly)
+        self._conn.row_factory = sqlite3.Row
+        self._writer: Writer | None = None
+
+    @property
+    def writer(self) -> Writer:
+        """The thread that writes, started on first use. Raises StoreError for a store opened read-only."""
+        with self._lock:
+            if self.readonly:
+                raise StoreError(str(self.path), "cannot be written: it was opened read-only")
+            if self._writer is None:
+                self._writer = Writer(self.path, lambda: connect(self.path, readonly=False))
+            return self._writer
+
+    def runs(self, limit: int | None = 20) -> list[RunSummary]:
+        """The newest runs, newest first. Raises StoreError where the file is damaged."""
+        query = """SELECT id, created, model, owner, finish_reason, messages, prompt_text, prompt_tokens,
+            incomplete, coalesce(
+                completion_tokens, (SELECT count(*) FROM position WHERE run = n AND step IS NOT NULL)
+            ) AS made
+            FROM run ORDER BY n DESC LIMIT ?"""
+        with self._reading() as conn:
+            rows = conn.execute(query, (-1 if limit is None else limit,)).fetchall()
+        return [
+            RunSummary(
+                id=r["id"],
+                created=datetime.fromtimestamp(r["created"] / 1000, UTC),
+                model=r["model"],
+                finish_reason=r["finish_reason"] or self._unfinished(r["owner"]),
+                prompt=_preview(r["messages"], r["prompt_text"]),
+                prompt_tokens=r["prompt_tokens"],
+                tokens=r["made"],
+                problem=r["incomplete"],
+            )
+            for r in rows
+        ]
+
+    def load(self, run_id: str = LAST, *, verify: bool = True) -> Run:
+        """The run of this id, of this unique beginning of an id, or the "last" one.
+
+        Raises RunNotFound (AmbiguousRun where several begin so), and StoreError where the run is damaged;
+        `verify=False` shows a damaged run as far as it can be read.
+        """
+        rows = self._rows(run_id)
+        try:
+            found = damage(rows) if verify else None
+            if found is None:
+                return run_of(rows, self._unfinished(rows.run["owner"]))
+        except (GlassboxError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+            found = Damage(rows.run["id"], "a place that cannot be told", f"{type(exc).__name__}: {exc}")
+        raise StoreError(str(self.path), str(found))
+
+    def verify(self, run_id: str = LAST) -> Damage | None:
+        """The first row of the run that is not as it was written, or None. Raises RunNotFound, StoreError."""
+        return damage(self._rows(run_id))
+
+    def flush(self) -> bool:
+        """Wait until all that was recorded so far has been written, or has failed to be."""
+        return self._writer is None or self._writer.flush()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._writer is not None:
+                self._writer.close()
+            self._conn.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path}{' (read-only)' if self.readonly else ''}>"
+
+    def _rows(self, name: str) -> Rows:
+        with self._reading() as conn:
+            return fetch(conn, self._find(conn, name))
+
+    def _find(self, conn: sqlite3.Connection, name: str) -> sqlite3.Row:
+        path = str(self.path)
+        if name == LAST:
+            row = conn.execute("SELECT * FROM run ORDER BY n DESC LIMIT 1").fetchone()
+            if row is None:
+                raise RunNotFound(name, path)
+            return row  # type: ignore[no-any-return]
+        prefix = name.lower()
+        if not prefix or set(prefix) - set(ALPHABET):
+            raise RunNotFound(name, path)
+        query = (
+            "SELECT * FROM run WHERE id >= ? AND id < ? ORDER BY id"  # "~" sorts behind every letter of an id
+        )
+        rows = conn.execute(query, (prefix, prefix + "~")).fetchall()
+        if not rows:
+            raise RunNotFound(name, path)
+        if len(rows) > 1:
+            raise AmbiguousRun(name, path, [r["id"] for r in rows])
+        return rows[0]  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view of the file, with everything in it that was recorded before."""
+        self.flush()
+        with self._lock:
+            try:
+                self._conn.execute("BEGIN")
+                try:
+                    yield self._conn
+                finally:
+                    self._conn.execute("ROLLBACK")
+            except BROKEN as exc:
+                raise StoreError(str(self.path), explain(exc)) from exc
+
+    def _unfinished(self, who: str) -> str:
+        return "running" if is_alive(who, self.path) else "interrupted"
+
+
+def _preview(messages: str | None, prompt_text: str | None) -> str:
+    said: Any = None
+    if messages is not None:
+        try:
+            said = [m["content"] for m in json.loads(messages) if m.get("role") == "user"][-1]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            said = None
+    return " ".join((said if isinstance(said, str) else prompt_text or "").split())[:200]

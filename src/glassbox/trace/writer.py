@@ -1,0 +1,153 @@
+"""The thread that writes: it commits what recorders queue, in batches, many runs in one transaction.
+
+A generation must never wait for a disk nor fail with it. So callers only append to a queue; everything that
+can go wrong goes wrong here, and ends as a sentence in `Journal.problem`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from glassbox.errors import StoreError
+from glassbox.trace.journal import Begin, End, Item, Journal
+from glassbox.trace.sqlite import explain
+
+PAUSE_S = 0.05  # rows wait this long for company, so each is committed within 100 ms
+RETRY_S = 1.0
+FLUSH_S = 10.0
+
+_Entry = tuple[Journal, Item] | threading.Event | None  # an Event asks for a flush, None for the end
+
+
+class Writer:
+    """One per store. `connect` is called in the writer's own thread."""
+
+    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._path, self._connect = path, connect
+        self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
+        self._hurry = threading.Event()
+        self._conn: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+        self._work: dict[Journal, None] = {}  # those with rows that wait, in order of arrival
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="glassbox-trace-writer", daemon=True)
+        self._thread.start()
+        # A daemon thread is frozen when the interpreter goes; what waits must be written before that.
+        atexit.register(self.close)
+
+    def put(self, journal: Journal, item: Item) -> None:
+        """Queue one item. Never blocks and never raises; costs about a microsecond."""
+        if self._closed:
+            journal.problem = "incomplete: the store was closed while the run went on"
+            return
+        self._queue.put((journal, item))
+        if isinstance(item, Begin | End):
+            self._hurry.set()
+
+    def flush(self, timeout: float = FLUSH_S) -> bool:
+        """Wait until all that was queued so far has been tried. False if `timeout` seconds do not suffice."""
+        if self._closed:
+            return True
+        done = threading.Event()
+        self._queue.put(done)
+        self._hurry.set()
+        return done.wait(timeout)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._hurry.set()
+        self._thread.join(FLUSH_S)
+        atexit.unregister(self.close)
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        more = True
+        while more:
+            try:
+                entries: list[_Entry] = [self._queue.get(timeout=RETRY_S if self._work else None)]
+                self._hurry.wait(PAUSE_S)
+                self._hurry.clear()
+            except queue.Empty:
+                entries = []
+            while not self._queue.empty():
+                entries.append(self._queue.get())
+            waiters = [entry for entry in entries if isinstance(entry, threading.Event)]
+            for entry in entries:
+                if isinstance(entry, tuple):
+                    self._take(*entry)
+            self._commit()
+            for waiter in waiters:
+                waiter.set()
+            more = None not in entries
+        if self._conn is not None:
+            self._conn.close()
+
+    def _take(self, journal: Journal, item: Item) -> None:
+        try:
+            journal.take(item)
+        except Exception as exc:  # whatever is wrong with a value, this thread and the other runs go on
+            journal.unusable(f"{type(exc).__name__}: {exc}")
+        if journal.has_work:
+            self._work[journal] = None
+
+    def _commit(self) -> None:
+        batch = list(self._work)
+        if not batch:
+            return
+        try:
+            conn = self._connection()
+            conn.execute("BEGIN IMMEDIATE")
+            for journal in batch:
+                self._write_one(conn, journal)
+            conn.execute("COMMIT")
+        except Exception as exc:
+            if self._conn is not None and self._conn.in_transaction:
+                self._conn.rollback()
+            for journal in batch:
+                journal.failed(exc.why if isinstance(exc, _Gone) else explain(exc))
+        else:
+            for journal in batch:
+                journal.committed()
+        self._work = {journal: None for journal in batch if journal.has_work}
+
+    def _write_one(self, conn: sqlite3.Connection, journal: Journal) -> None:
+        conn.execute("SAVEPOINT one_run")
+        try:
+            journal.write(conn)
+        except sqlite3.OperationalError:  # the disk, not the rows: all runs of the batch try again later
+            raise
+        except Exception as exc:
+            conn.execute("ROLLBACK TO one_run")
+            journal.refused(f"{type(exc).__name__}: {exc}")
+            journal.write(conn)  # now only the mark
+        conn.execute("RELEASE one_run")
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._conn is None:
+            self._conn = self._connect()
+            found = os.stat(self._path)
+            self._inode = (found.st_dev, found.st_ino)
+        # SQLite would go on writing into a file that no longer has a name.
+        try:
+            found = os.stat(self._path)
+        except OSError as exc:
+            raise _Gone("the store was removed") from exc
+        if (found.st_dev, found.st_ino) != self._inode:
+            raise _Gone("the store was replaced by another file")
+        return self._conn
+
+
+class _Gone(StoreError):
+    def __init__(self, why: str) -> None:
+        super().__init__("", why)
+        self.why = why

@@ -1,0 +1,105 @@
+"""Fetches a file through huggingface_hub. Comes in: hf:owner/repo[/file.gguf]. Goes out: a path in its cache.
+
+The library is imported here alone, and only when a name asks for it. HF_ENDPOINT and the like are honoured.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from glassbox.errors import ModelNotFound
+from glassbox.weights.known import Progress
+
+PREFIX = "hf:"
+
+
+def fetch(name: str, progress: Progress) -> Path:
+    """The file that `name` means, downloaded unless the hub's cache has it."""
+    owner, _, rest = name.removeprefix(PREFIX).partition("/")
+    repo, _, file = rest.partition("/")
+    if not owner or not repo:
+        raise ModelNotFound(name, "must read hf:owner/repo or hf:owner/repo/file.gguf")
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ModelNotFound(name, "needs the package huggingface-hub: pip install huggingface-hub") from None
+    endpoint = os.environ.get("HF_ENDPOINT") or None  # the library reads it once, when it is imported
+    with _one_sentence(name), _quiet():
+        if not file:
+            progress("asking the hub", 0, None)
+            file = _only_gguf(
+                name, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(f"{owner}/{repo}")
+            )
+        bar = _bar(f"downloading {file}", progress)
+        # Older versions of the library draw a bar of their own and take no other.
+        takes_bar = "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters
+        options: dict[str, Any] = {"tqdm_class": bar} if takes_bar else {}
+        return Path(huggingface_hub.hf_hub_download(f"{owner}/{repo}", file, endpoint=endpoint, **options))
+
+
+def _only_gguf(name: str, files: list[str]) -> str:
+    found = sorted(f for f in files if f.lower().endswith(".gguf"))
+    if not found:
+        raise ModelNotFound(name, "the repository holds no .gguf file")
+    if len(found) > 1:
+        raise ModelNotFound(name, f"holds {len(found)} .gguf files, name one: {', '.join(found)}")
+    return found[0]
+
+
+def _bar(stage: str, progress: Progress) -> type[Any]:
+    """A tqdm that draws nothing and tells `progress` instead."""
+    base: type[Any] = import_module("huggingface_hub.utils").tqdm
+    reached = 0
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        base.__init__(self, *args, **{**options, "disable": True})
+
+    def update(self: Any, n: float | None = 1) -> None:
+        nonlocal reached
+        self.n += n or 0
+        if self.n > reached:  # some fetches have two bars: what came, what was put together
+            reached = int(self.n)
+            progress(stage, reached, self.total)
+
+    return type("Bar", (base,), {"__init__": init, "update": update})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The library logs each of its retries over several lines; here the one error at the end says it."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
+def _one_sentence(name: str) -> Iterator[None]:
+    """Turns whatever the library raises into ModelNotFound."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except ModelNotFound:
+        raise
+    except errors.GatedRepoError:
+        raise ModelNotFound(name, "is gated: accept its terms on the hub, then `hf auth login`") from None
+    except errors.RepositoryNotFoundError:
+        raise ModelNotFound(name, "no such repository on the hub, or it is private") from None
+    except errors.LocalEntryNotFoundError:
+        raise ModelNotFound(name, "is not in the cache, and the hub cannot be reached") from None
+    except errors.EntryNotFoundError:
+        raise ModelNotFound(name, "the repository holds no such file") from None
+    except Exception as e:  # its HTTP client, and with it the errors, differ from version to version
+        words = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise ModelNotFound(name, f"cannot be fetched from the hub: {words}") from None
