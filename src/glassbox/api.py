@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glassbox.cache.pages import Cache
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
 from glassbox.errors import ModelNotFound, ParameterError, PromptError
@@ -40,7 +41,7 @@ def load(
 ) -> Model:  # fmt: skip
     """A model by name ("smollm2-135m", "bigram", "hf:owner/repo") or path to a .gguf file.
 
-    threads: default GLASSBOX_THREADS or the physical cores. announce is told of slow first steps, progress of downloads.
+    threads: default GLASSBOX_THREADS or the physical cores. announce hears of slow first steps, progress of downloads.
     Raises ModelNotFound, ModelFormatError, Unsupported, KernelError, ParameterError.
     """
     if str(name) == "bigram":
@@ -101,13 +102,13 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> F32:
         """float32 [T, V]: row t is about the token after ids[t]. Raises PromptError, ContextOverflow."""
-        with closing(_released(self.model)) as caches:
-            return forward(self.model, ids, next(caches), rows="all")[0]
+        with fresh_cache(self.model) as cache:
+            return forward(self.model, ids, cache, rows="all")[0]
 
     def observe(self, ids: Sequence[int], points: Iterable[str]) -> dict[str, F32]:
         """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
-        with closing(_released(self.model)) as caches:
-            return forward(self.model, ids, next(caches), points)[1]
+        with fresh_cache(self.model) as cache:
+            return forward(self.model, ids, cache, points)[1]
 
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
         """Generate to the end. Takes what `stream` takes."""
@@ -130,7 +131,7 @@ class Model:
         policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
-        Raises ParameterError, PromptError, TemplateError, ContextOverflow at once; what the engine meets while iterating.
+        Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         encoding, clock = self._prompt(prompt, messages, ids, now)
         check_ids(self.model, encoding.ids, 0)
@@ -180,8 +181,9 @@ class Model:
         return f"<Model {self.name}: {self.model!r}>"
 
 
-def _released(model: AnyModel) -> Iterator[Any]:
-    """A cache that is given back when the iterator is closed."""
+@contextmanager
+def fresh_cache(model: AnyModel) -> Iterator[Cache]:
+    """An empty cache whose pages are given back."""
     cache = model.new_cache()
     try:
         yield cache
@@ -202,4 +204,3 @@ def encoding_of(ids: Sequence[int], tokenizer: Tokenizer) -> Encoding:
         ids=tuple(int(i) for i in ids), spans=tuple(spans), kinds=kinds, segments=(0,) * len(ids),
         segment_list=(Segment("ids", None, text, trusted=True),), text=text,
     )  # fmt: skip
-

@@ -1,6 +1,6 @@
 """Every error Glassbox raises on purpose, in one tree.
 
-Each reads as a sentence to a person and carries, as attributes, what a program needs. Anything else that escapes is a bug.
+Each reads as a sentence to a person and carries, as attributes, what a program needs. Whatever else escapes is a bug.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 from glassbox.engine import Engine
 from glassbox.generation import Generation, PromptToken, Provenance, Request, Step
@@ -46,7 +46,7 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _go(self, engine: Engine) -> Iterator[Step]:
+    def _go(self, engine: Engine) -> Generator[Step]:
         failure: BaseException | None = None
         try:
             for step in engine.stream(self._generation):

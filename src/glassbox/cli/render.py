@@ -88,19 +88,19 @@ def policy_line(request: Request) -> str:
 
 def steps_head(put: Put) -> None:
     put()
-    put(f"{'step':>4}  {'token':<{TOKEN}} {'before':>7} {'after':>7}  {'draw':<22} instead", style="bold")
+    put(f"{'step':>4}  {'token':<{TOKEN}} {'before':>6} {'after':>6}  {'draw':<18} instead", style="bold")
 
 
 def step_line(step: Step, vocab: Named) -> Text:
     """One generated token: its text, probability before and after the policy, the draw, the best alternatives."""
     c = step.choice
     before, after = percent(c.logprob_raw), percent(c.logprob_final)
-    draw = "greedy" if c.u is None else f"{c.u:.4f} in [{c.cdf_lo:.3f},{c.cdf_hi:.3f})"
+    draw = "greedy" if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
     others = [x for x in step.candidates if x.id != step.id][:3]
     instead = "  ".join(f"{quoted(vocab.bytes_of(x.id))} {percent_of(x.p_raw)}" for x in others)
     line = Text(f"{step.step:>4}  ")
     line.append(fit(quoted(step.bytes), TOKEN), "bold green")
-    line.append(f" {before:>7} {after:>7}  {draw:<22} ")
+    line.append(f" {before:>6} {after:>6}  {draw:<18} ")
     line.append(instead, "dim")
     return line
 
@@ -179,8 +179,8 @@ def one_step(out: Console, run: Run, at: int) -> None:
         mark = "→" if x.id == step.id else " "
         name = fit(f"{x.id} {quoted(names.bytes_of(x.id))}", 24)
         after = percent_of(x.p_final) if x.removed_by is None else "-"
-        line = f"{mark} {name} {x.logit:>9.4f} {percent_of(x.p_raw):>8} {after:>8}  {x.removed_by or ''}"
-        out.print(line.rstrip(), no_wrap=True, overflow="ellipsis")
+        row = f"{mark} {name} {x.logit:>9.4f} {percent_of(x.p_raw):>8} {after:>8}  {x.removed_by or ''}"
+        out.print(row.rstrip(), no_wrap=True, overflow="ellipsis")
 
 
 def percent(logprob: float) -> str:
@@ -192,6 +192,11 @@ def percent_of(p: float) -> str:
     if 0 < p < 0.0005:
         return f"{p:.0e}"
     return f"{p:.1%}" if p == 1 or p < 0.9995 else ">99.9%"
+
+
+def bare(x: float) -> str:
+    """A number from 0 to 1 in four columns: .374, or 1.00."""
+    return f"{x:.3f}"[1:] if x < 0.9995 else "1.00"
 
 
 def fit(text: str, width: int) -> str:

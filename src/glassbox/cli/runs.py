@@ -23,7 +23,7 @@ def runs(
         return
     out = console()
     if not found:
-        out.print("no runs yet; make one with: glassbox trace \"Why is the sky blue?\"")
+        out.print('no runs yet; make one with: glassbox trace "Why is the sky blue?"')
     for r in found:
         when = r.created.astimezone().strftime("%m-%d %H:%M:%S")
         line = f"{r.id}  {when}  {r.model[:16]:<16} {r.tokens:>4} {r.finish_reason:<11} {inert(r.prompt)}"

@@ -32,7 +32,9 @@ def trace(
     temperature: float = typer.Option(None, "--temperature", metavar="T", help="0 is greedy."),
     top_k: int = typer.Option(None, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0 is off."),
     top_p: float = typer.Option(None, "--top-p", metavar="P", help="Keep the smallest set of mass P; 1 is off."),
-    min_p: float = typer.Option(None, "--min-p", metavar="P", help="Keep tokens at least P times as likely as the best."),
+    min_p: float = typer.Option(
+        None, "--min-p", metavar="P", help="Keep tokens at least P times as likely as the best."
+    ),
     seed: int = typer.Option(None, "--seed", metavar="N", help="Drawn and shown when not given."),
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
@@ -49,7 +51,7 @@ def trace(
     from glassbox.policy.policy import Policy
 
     # All that can be wrong without a model is said before one is loaded.
-    flags = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    flags: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     given = {name: value for name, value in flags.items() if value is not None}
     Policy(**given)
     if level not in ("look", "ids"):
@@ -61,7 +63,13 @@ def trace(
         loaded = load_model(model)
         policy, sources = choose_policy(loaded, given)
         asked: dict[str, Any] = dict(
-            policy=policy, sources=sources, seed=seed, max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos, level=level
+            policy=policy,
+            sources=sources,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            level=level,
         )
         if raw or loaded.tokenizer.template is None:
             if system is not None:
@@ -77,7 +85,7 @@ def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[
     """The policy, and where each value came from: flag, model file or default."""
     from glassbox.policy.policy import Policy
 
-    values, sources = dict(given), {name: "flag" for name in given}
+    values, sources = dict(given), dict.fromkeys(given, "flag")
     for name, (key, fallback) in DEFAULTS.items():
         if name not in values:
             in_file = model.metadata.get(key)

@@ -1,4 +1,4 @@
-"""Runs a written forward pass: gives its buffers memory, fills in a job's header, calls the team, brings results out."""
+"""Runs a written forward pass: memory for its buffers, a job's header, the team's call, results out."""
 
 from __future__ import annotations
 

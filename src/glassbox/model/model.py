@@ -45,7 +45,12 @@ class AnyModel(Protocol):
 
 
 def forward(
-    model: AnyModel, ids: Sequence[int], cache: Cache, observe: Iterable[str] = (), rows: Rows = "last", chunk: int = CHUNK
+    model: AnyModel,
+    ids: Sequence[int],
+    cache: Cache,
+    observe: Iterable[str] = (),
+    rows: Rows = "last",
+    chunk: int = CHUNK,
 ) -> tuple[F32, dict[str, F32]]:
     """Append `ids` to the sequence in `cache`.
 
@@ -94,7 +99,9 @@ def join_point(name: str, pieces: list[F32]) -> F32:
 class TransformerModel:
     """A transformer with its weights packed and its kernels loaded."""
 
-    def __init__(self, file: Gguf, *, threads: int | None = None, announce: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, file: Gguf, *, threads: int | None = None, announce: Callable[[str], None] | None = None
+    ) -> None:
         table = file.tensors.get("token_embd.weight")
         self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
         self.path: Path = file.path

@@ -1,4 +1,4 @@
-"""Tables of the rotary embedding (Su et al. 2021): cos and sin of position · base**(-2i/W), in float64, kept as float32."""
+"""Tables of the rotary embedding (Su et al. 2021): cos and sin of position · base**(-2i/W), from float64."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def _check(spec: ModelSpec, read: _Fields) -> None:
 
 
 class _Fields:
-    """Reads the metadata of one architecture; each field is there, of its type and in its range, or an error names it."""
+    """Reads the metadata of one architecture; a field is there, of its type and in range, or an error names it."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self.metadata, self.prefix = metadata, architecture

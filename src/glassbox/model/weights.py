@@ -76,7 +76,9 @@ def load_weights(file: Gguf, spec: ModelSpec) -> Weights:
     head = reader.matrix("output", spec.vocab, spec.width) if reader.has("output") else embedding
     left = sorted(set(file.tensors) - reader.seen)
     if left:
-        raise ModelFormatError(f"is not part of the {spec.architecture} architecture as Glassbox knows it", field=left[0])
+        raise ModelFormatError(
+            f"is not part of the {spec.architecture} architecture as Glassbox knows it", field=left[0]
+        )
     return Weights(embedding, layers, final_norm, head, reader.nbytes, reader.arena)
 
 

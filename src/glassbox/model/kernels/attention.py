@@ -39,7 +39,7 @@ def store_kv(k, v, table, position, kv_heads, width, layer_offset):
 
 @kernel
 def scores4(q0, q1, q2, q3, table, head, width, layer_offset, first, end, scale, s0, stride):
-    """Scores of four queries against positions first … end (multiples of eight), sixteen at a time, to s0 + i·stride."""
+    """Scores of four queries at positions first … end (multiples of eight), sixteen at a time, to s0 + i·stride."""
     by = splat8(scale)
     for at in range(first, end, 16):
         page = page_at(table, at, head, width) + layer_offset

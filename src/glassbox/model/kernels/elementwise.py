@@ -68,7 +68,7 @@ def silu8(x):
 
 @inlined
 def gelu8(x):
-    """GELU in its tanh form, as x · sigmoid(2u), u = √(2/π)·(x + 0.044715·x³); equal, for (1 + tanh u)/2 = sigmoid(2u)."""
+    """GELU in its tanh form, x·(1 + tanh u)/2 = x·sigmoid(2u), with u = √(2/π)·(x + 0.044715·x³)."""
     inner = fma8(mul8(mul8(x, x), splat8(0.044715)), x, x)
     e = exp8(mul8(splat8(-1.5957691216057308), inner))
     return div8(x, add8(splat8(1.0), e))
@@ -148,4 +148,3 @@ def softmax_row(x, n):
 def fill(out, n, value):
     for o in range(0, 4 * n, 32):
         store8(out + o, splat8(value))
-

@@ -17,6 +17,8 @@ here is two functions: `scales(p, g)` gives scale and offset of the eight rows i
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import njit
 
 from glassbox.model.kernels.simd import (
@@ -32,7 +34,6 @@ from glassbox.model.kernels.simd import (
     load8i,
     mul8,
     or8,
-    prefetch,
     right8,
     splat8,
     store1,
@@ -44,8 +45,9 @@ from glassbox.model.kernels.simd import (
 )
 
 # The numpy error model: a division cannot raise. No wrappers: only compiled code calls compiled code.
-kernel = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-inlined = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True)
+_OPTIONS: dict[str, Any] = dict(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+kernel = njit(**_OPTIONS)
+inlined = njit(**_OPTIONS, forceinline=True)
 
 
 # --- decoding codes ---------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def decode_tile(scales, eight, block_bytes, groups, subs):
     def run(w, to, columns, tile):
         blocks = columns // (8 * groups * subs)
         p = w + tile * blocks * block_bytes
-        for b in range(blocks):
+        for _ in range(blocks):
             for g in range(groups):
                 scale, offset = scales(p, g)
                 for i in range(subs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ TILE = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One row of the table: its number for the compiled code, columns of a block, bytes of a tile's block, and how to pack."""
+    """One row of the table: its number in the compiled code, columns of a block, bytes of a tile's block, how to pack."""
 
     number: int
     columns: int
@@ -38,15 +39,16 @@ def _rows_inside(part: Blocks, item: int = 1) -> Blocks:
     return np.ascontiguousarray(items.transpose(0, 2, 3, 1, 4)).reshape(tiles, blocks, rows * n)
 
 
-def _pair(codes: Blocks) -> Blocks:
+def _pair(codes: npt.NDArray[Any]) -> Blocks:
     """Codes 0..15 of consecutive columns -> nibble pairs, the even column low."""
-    out: Blocks = codes[..., 0::2] | codes[..., 1::2] << 4
+    out: Blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8, copy=False)
     return out
 
 
 def _split(b: Blocks) -> Blocks:
     """ggml's order of nibbles in 16 bytes (low: columns 0–15, high: 16–31) -> pairs of neighbours."""
-    return np.concatenate([_pair(b & 15), _pair(b >> 4)], -1)
+    out: Blocks = np.concatenate([_pair(b & 15), _pair(b >> 4)], -1)
+    return out
 
 
 def _q4_1(b: Blocks) -> list[Blocks]:
@@ -61,7 +63,7 @@ def _q5_0(b: Blocks) -> list[Blocks]:
 
 
 def _q8_0(b: Blocks) -> list[Blocks]:
-    return [_rows_inside(b[..., 0:2], 2), _rows_inside(b[..., 2:] ^ 0x80, 4)]
+    return [_rows_inside(b[..., 0:2], 2), _rows_inside(b[..., 2:] ^ np.uint8(0x80), 4)]
 
 
 def _q4_k(b: Blocks) -> list[Blocks]:

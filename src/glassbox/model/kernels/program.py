@@ -21,8 +21,8 @@ EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER = ra
 OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS = range(14)
 FIELDS = 16
 """OP: one of the above. FREE: 1 if it need not wait for the instruction before it. OUT: 1 if its rows are the output
-rows, 0 if all tokens. DST, SRC, SRC2: buffers. N: row width, M: heads or tiles, K: layer, layout or kind. WEIGHT, EXTRA:
-addresses or numbers. REAL: a float32 in the low bytes. SCORES, PROBS: buffers to look through, or -1."""
+rows, 0 if all tokens. DST, SRC, SRC2: buffers. N: row width, M: heads or tiles, K: layer, layout or kind. WEIGHT,
+EXTRA: addresses or numbers. REAL: a float32 in the low bytes. SCORES, PROBS: buffers to look through, or -1."""
 
 # --- fields of a job's header -----------------------------------------------------------------------------------
 (

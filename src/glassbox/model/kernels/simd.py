@@ -282,17 +282,17 @@ def float8(b, v):
 @_word(types.void, types.int64, types.int64, *[f32x8] * 8)
 def store_transposed(b, p, stride, *v):
     """Eight vectors (lane = row, one vector a column) become eight rows of eight columns, `stride` bytes apart."""
-    v = list(v)
+    lanes = list(v)
     for half in (1, 2, 4):  # butterflies: exchange lanes whose numbers differ in one bit
         for i in range(LANES):
             if i & half == 0:
-                x, y = v[i], v[i + half]
-                low = [lane if lane & half == 0 else lane - half + LANES for lane in range(LANES)]
-                high = [lane + half if lane & half == 0 else lane + LANES for lane in range(LANES)]
-                v[i] = b.shuffle_vector(x, y, ir.Constant(IV, low))
-                v[i + half] = b.shuffle_vector(x, y, ir.Constant(IV, high))
+                x, y = lanes[i], lanes[i + half]
+                low = [n if n & half == 0 else n - half + LANES for n in range(LANES)]
+                high = [n + half if n & half == 0 else n + LANES for n in range(LANES)]
+                lanes[i] = b.shuffle_vector(x, y, ir.Constant(IV, low))
+                lanes[i + half] = b.shuffle_vector(x, y, ir.Constant(IV, high))
     for i in range(LANES):
-        _store(b, b.add(p, b.mul(stride, ir.Constant(I64, i))), v[i], 4)
+        _store(b, b.add(p, b.mul(stride, ir.Constant(I64, i))), lanes[i], 4)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------

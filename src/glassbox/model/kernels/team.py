@@ -13,7 +13,7 @@ from glassbox.model.kernels import matmul as mm
 from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.attention import attend, store_kv
 from glassbox.model.kernels.matmul import kernel
-from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i32, load_i64, pause
+from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i64, pause
 
 # scales, eight, bytes of a block, column groups of a block, sub-blocks of a group; in the order of pack.LAYOUTS
 _F32 = (mm.scales_none, mm.eight_f32, 256, 1, 1)
