@@ -116,13 +116,9 @@ GOOD: dict[str, bytes] = {
     "KV_SUCCESS": build([AB]),
     "TENSORS_SUCCESS": build([AB], [tensor("t", [8]), tensor("u", [3], offset=32)], bytes(44)),
     "TENSORS_ZERO_DIM": build([AB], [tensor("t", [0, 5])]),
-    "TENSORS_CUSTOM_ALIGN": build(
-        [align(1)], [tensor("t", [3], F16), tensor("u", [1], offset=6)], bytes(10), align=1
-    ),
+    "TENSORS_CUSTOM_ALIGN": build([align(1)], [tensor("t", [3], F16), tensor("u", [1], offset=6)], bytes(10), align=1),
     "DATA_SUCCESS": build([AB], [tensor("t", [32, 2], Q8_0)], bytes(68)),
-    "DATA_CUSTOM_ALIGN": build(
-        [align(64)], [tensor("t", [3]), tensor("u", [1], offset=64)], bytes(68), align=64
-    ),
+    "DATA_CUSTOM_ALIGN": build([align(64)], [tensor("t", [3]), tensor("u", [1], offset=64)], bytes(68), align=64),
     "version_2": build([AB], version=2),
     "arrays_4_deep": build([kv("ab", ARRAY, nested(4))]),
     "an_empty_array_at_the_end": build([kv("ab", ARRAY, array(UINT8))]),

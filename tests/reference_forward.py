@@ -1,4 +1,4 @@
-"""The forward pass as one would write it on a blackboard: float32 numpy over decoded weights, no cache, all tokens at once.
+"""The forward pass as one would write it on a blackboard: numpy over decoded weights, no cache, all at once.
 
 Slow and simple: the oracle of model/transformer.py and its kernels. It knows nothing of them.
 """

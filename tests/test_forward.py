@@ -9,9 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-
 import random_gguf
 import reference_forward
+
 from glassbox.errors import ContextOverflow, ModelFormatError, PromptError, UnknownPoint, Unsupported
 from glassbox.model.execute import Part
 from glassbox.model.model import TransformerModel, forward
@@ -66,9 +66,7 @@ def test_scores_and_probabilities_belong_together(model: TransformerModel) -> No
     assert np.allclose(probs.sum(-1), 1, atol=1e-6)
     assert (probs[~np.isfinite(scores)] == 0).all()
     group = model.spec.heads // model.spec.kv_heads
-    last = np.einsum("hw,shw->hs", seen["q.0"][-1], seen["k.0"].repeat(group, 1)) * np.float32(
-        model.spec.attn_scale
-    )
+    last = np.einsum("hw,shw->hs", seen["q.0"][-1], seen["k.0"].repeat(group, 1)) * np.float32(model.spec.attn_scale)
     shown = np.isfinite(scores[-1])
     assert np.allclose(scores[-1][shown], last[shown], atol=1e-5)
 
@@ -87,9 +85,7 @@ def test_chunks_change_no_bit(model: TransformerModel, chunk: int) -> None:
 def test_threads_change_no_bit(model: TransformerModel, path: Path, threads: int) -> None:
     other = TransformerModel(read_gguf(path), threads=threads)
     assert run(model, IDS, rows="all")[0].tobytes() == run(other, IDS, rows="all")[0].tobytes()
-    assert (
-        run(model, IDS, rows="all", chunk=1)[0].tobytes() == run(other, IDS, rows="all", chunk=5)[0].tobytes()
-    )
+    assert run(model, IDS, rows="all", chunk=1)[0].tobytes() == run(other, IDS, rows="all", chunk=5)[0].tobytes()
 
 
 def test_cached_equals_uncached(model: TransformerModel) -> None:

@@ -33,9 +33,7 @@ def opened(tmp_path: Path) -> Callable[[bytes], Gguf]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_faulty_file_is_refused_quickly_by_field_and_offset(
-    opened: Callable[[bytes], Gguf], name: str
-) -> None:
+def test_a_faulty_file_is_refused_quickly_by_field_and_offset(opened: Callable[[bytes], Gguf], name: str) -> None:
     raw, field, offset = BAD[name]
     tracemalloc.start()
     try:
@@ -54,9 +52,7 @@ def test_a_faulty_file_is_refused_quickly_by_field_and_offset(
 @pytest.mark.parametrize(
     ("name", "words"), [("big_endian", "big-endian"), ("git_lfs_pointer", "Git LFS"), ("empty", "is empty")]
 )
-def test_a_common_mistake_is_called_by_its_name(
-    opened: Callable[[bytes], Gguf], name: str, words: str
-) -> None:
+def test_a_common_mistake_is_called_by_its_name(opened: Callable[[bytes], Gguf], name: str, words: str) -> None:
     with pytest.raises(ModelFormatError, match=words):
         opened(BAD[name][0])
 

@@ -74,9 +74,7 @@ def test_one_thread_and_two_give_the_same_bits(smollm2: glassbox.Model, golden: 
         assert forward_bytes(one, p["ids"]) == forward_bytes(two, p["ids"])
 
 
-def test_one_thread_and_two_give_the_same_bits_on_gemma(
-    gemma3: glassbox.Model, golden: dict[str, Any]
-) -> None:
+def test_one_thread_and_two_give_the_same_bits_on_gemma(gemma3: glassbox.Model, golden: dict[str, Any]) -> None:
     model = gemma3.model
     assert isinstance(model, TransformerModel)
     other = glassbox.load("gemma3-270m", threads=1 if model.threads > 1 else 2)

@@ -67,7 +67,5 @@ def test_the_readme_shows_what_the_lab_computes() -> None:
 
 
 def test_the_engine_s_bigram_model_is_the_same_table() -> None:
-    script = (
-        "from labs.glassbox.v4_token_trace import BIGRAM_LOGITS as t, TOKENS; print([*map(list, t)], TOKENS)"
-    )
+    script = "from labs.glassbox.v4_token_trace import BIGRAM_LOGITS as t, TOKENS; print([*map(list, t)], TOKENS)"
     assert bare("-c", script).stdout.strip() == f"{LOGITS.tolist()} {TOKENS}"

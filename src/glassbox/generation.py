@@ -155,9 +155,7 @@ class Generation:
         self.ids.append(choice.id)
         self.steps += 1
         shown = self._stops.feed(self._detokenizer.feed(choice.id))
-        ending = self._limits.check(
-            choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched
-        )
+        ending = self._limits.check(choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched)
         text = shown.text
         if ending is not None and ending.kind != "stop_string":
             text += self._rest()

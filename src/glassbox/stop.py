@@ -71,9 +71,7 @@ class Limits:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
 
-    def check(
-        self, token_id: int, *, generated: int, length: int, matched: str | None = None
-    ) -> Ending | None:
+    def check(self, token_id: int, *, generated: int, length: int, matched: str | None = None) -> Ending | None:
         """Whether the token just made ends the run. `generated` counts it; `length` counts the prompt too;
         `matched` is the stop string its text completed. The first cause wins: a stop on the last allowed
         token is a stop."""

@@ -14,9 +14,12 @@ def runs(
 ) -> None:
     """List recorded runs, newest first."""
     from glassbox.cli.show_text import inert
+    from glassbox.trace.store import default_path
 
-    with open_store(store, readonly=True) as opened:
-        found = opened.runs(limit)
+    found = []
+    if store is not None or default_path().exists():
+        with open_store(store, readonly=True) as opened:
+            found = opened.runs(limit)
     if as_json:
         keys = ("id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem")
         print_json([{"created": r.created.isoformat()} | {k: getattr(r, k) for k in keys} for r in found])

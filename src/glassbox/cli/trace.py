@@ -111,6 +111,7 @@ def run_trace(model: Model, asked: dict[str, Any], store: Store, as_json: bool, 
                 live.step(step)
     except KeyboardInterrupt:
         interrupted = True
+        stream.close()  # wherever the key was pressed, the generation ends here
     run = stream.run
     if as_json:
         print_json(run.to_dict())

@@ -82,9 +82,7 @@ class Distribution:
             return Distribution.weigh(logits, vocab=self.vocab, ids=ids, beta=self.beta, is_sorted=is_sorted)
         rest, weighted_z = _sums(logits, top, self.shift, self.beta)
         ranking = Ranking(logits, is_sorted=is_sorted)
-        return Distribution(
-            self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking, parent=self
-        )
+        return Distribution(self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking, parent=self)
 
     @property
     def size(self) -> int:

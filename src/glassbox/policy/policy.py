@@ -73,9 +73,7 @@ class Policy:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def shape(
-        self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()
-    ) -> Shaped:
+    def shape(self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Shaped:
         """Run the steps over one row of logits, float32 [V]."""
         return shape(self.steps, logits, Past(prompt_ids, output_ids))
 
@@ -203,9 +201,7 @@ def _one_row(logits: npt.ArrayLike) -> F32:
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is then refused by name
         given: F32 = np.array(logits, dtype=np.float32)
     if given.ndim != 1 or not len(given):
-        raise ParameterError(
-            "logits", f"of shape {given.shape}", "one row of float32 numbers, one for each id"
-        )
+        raise ParameterError("logits", f"of shape {given.shape}", "one row of float32 numbers, one for each id")
     return given
 
 

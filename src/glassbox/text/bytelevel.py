@@ -55,9 +55,7 @@ def read_merges(metadata: Mapping[str, Any], pieces: Mapping[str, int]) -> list[
     for i, line in enumerate(lines):
         left, space, right = line.partition(" ")
         if not (left and space and right):
-            raise ModelFormatError(
-                f"entry {i} is {line!r}, not two pieces with a space between", field=MERGES
-            )
+            raise ModelFormatError(f"entry {i} is {line!r}, not two pieces with a space between", field=MERGES)
         for piece in (left, right, left + right):
             if piece not in pieces:
                 raise ModelFormatError(f"entry {i} names {piece!r}, which is no normal token", field=MERGES)

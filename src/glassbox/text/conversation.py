@@ -38,9 +38,7 @@ def check_messages(messages: Messages) -> list[dict[str, Any]]:
     checked = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise TemplateError(
-                f"message {i} is {type(message).__name__}, not an object with role and content"
-            )
+            raise TemplateError(f"message {i} is {type(message).__name__}, not an object with role and content")
         role = message.get("role")
         if not isinstance(role, str) or not _NAME.fullmatch(role):
             why = "has no role" if role is None else f"has the role {role!r}, which is no name"
@@ -58,9 +56,7 @@ def _content(i: int, message: Mapping[str, Any]) -> str | None:
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)):
-        raise TemplateError(
-            f"content of message {i} is {type(content).__name__}, not text or a list of parts"
-        )
+        raise TemplateError(f"content of message {i} is {type(content).__name__}, not text or a list of parts")
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -87,9 +83,7 @@ def each_string(value: object, change: Callable[[str], str], depth: int = 0) -> 
         raise TemplateError(f"{type(value).__name__} is not plain data")
     for key in value:
         if not isinstance(key, str) or not _NAME.fullmatch(key):
-            raise TemplateError(
-                f"{key!r} cannot be a key: names have letters, digits, space and . : / $ @ + - _"
-            )
+            raise TemplateError(f"{key!r} cannot be a key: names have letters, digits, space and . : / $ @ + - _")
     return {key: each_string(v, change, depth + 1) for key, v in value.items()}
 
 

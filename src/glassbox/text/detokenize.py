@@ -15,8 +15,9 @@ from glassbox.text.vocab import Vocab
 class Detokenizer:
     """The deltas of a stream: `feed` each id, then `flush`. Joined, they are the decoding of all ids at once.
 
-    `pending` is half a character that came before the first id (a prompt may end with one): completed,
-    it is the first delta. `drop_space` removes one leading space, which a SentencePiece tokenizer put before the text.
+    `pending` is half a character that came before the first id (a prompt may end with one): completed, it is
+    the first delta. `drop_space` removes one leading space, which a SentencePiece tokenizer put before the
+    text.
     """
 
     def __init__(self, vocab: Vocab, *, pending: bytes = b"", drop_space: bool = False) -> None:

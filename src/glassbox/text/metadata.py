@@ -53,9 +53,7 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
     vocab = Vocab.from_gguf(metadata, "sentencepiece" if spm else "byte-level")
     special = _special_ids(metadata, len(vocab))
     vocab = _with_markers(vocab, special, TYPES in metadata, assumed)
-    add_bos = _flag(
-        metadata, "add_bos_token", spm or (pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].add_bos), assumed
-    )
+    add_bos = _flag(metadata, "add_bos_token", spm or (pre in PRE_TOKENIZERS and PRE_TOKENIZERS[pre].add_bos), assumed)
     if add_bos and "bos" not in special:
         assumed.append("the file wants a BOS but names none: none is added")
     if metadata.get(KEY + "add_eos_token") is True:

@@ -28,6 +28,12 @@ MAX_JSON = 1 << 24  # characters written by tojson in one run
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 
 
+# str.format takes widths that fuel does not see; only short literals without any may be formatted.
+_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
+_FORMAT = re.compile(r"\.\s*format\s*\(")
+_PLAIN_FORMAT = re.compile(r"""('[^':]{0,80}'|"[^":]{0,80}")\s*\.\s*format\s*\(""")
+
+
 class _Refused(Exception):
     """The template called raise_exception."""
 
@@ -60,9 +66,7 @@ class _Helpers:
         if width > MAX_INDENT or any(len(s) > MAX_INDENT for s in separators or ()):
             raise ValueError(f"tojson indents by more than {MAX_INDENT}")
         pair = (separators[0], separators[1]) if separators else None
-        text = json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys
-        )
+        text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
         self.json_left -= len(text)
         if self.json_left < 0:
             raise ValueError(f"tojson wrote more than {MAX_JSON} characters")
@@ -71,6 +75,8 @@ class _Helpers:
 
 def check(source: str) -> None:
     """Raises TemplateError where `source` cannot be parsed."""
+    if any(_FORMAT.search(_PLAIN_FORMAT.sub("", block)) for block in _BLOCK.findall(source)):
+        raise TemplateError("the chat template uses str.format on other than a short text without field widths")
     _environment(source, 1, _Helpers(datetime.min))
 
 

@@ -66,31 +66,44 @@ class Marks:
         if len(taken) < 1 + sources * VARIANTS:
             raise PromptError(f"{sources} messages are too many", param="messages")
         self.end, marks = taken[0], taken[1:]  # `end` stands where a text to be continued ends
-        self._marks = [marks[i * VARIANTS : (i + 1) * VARIANTS] for i in range(sources)]
+        self._tables = [_Table(marks[i * VARIANTS : (i + 1) * VARIANTS]) for i in range(sources)]
         self._source = {mark: i // VARIANTS for i, mark in enumerate(marks)}
-        self._split = re.compile(f"([{marks}])")
+        self._unmark: dict[int, None] = dict.fromkeys(map(ord, marks))
 
     def mark(self, source: int, text: str, spared: Collection[str] = ()) -> str:
         """Mark `text`, but leave white space and the `spared` texts in it (longest first) as they are."""
-        marks = self._marks[source]
         parts = re.split(f"({'|'.join(map(re.escape, spared))})", text) if spared else [text]
-        for i, part in enumerate(parts[::2]):
-            parts[2 * i] = "".join(c if c.isspace() else c + marks[ord(c) % VARIANTS] for c in part)
+        parts[::2] = [part.translate(self._tables[source]) for part in parts[::2]]
         return "".join(parts)
 
     def read(self, marked: str, plain: str) -> list[int] | None:
         """The source of each character of `plain`, -1 for the template. None if `marked` is another text."""
-        parts = self._split.split(marked)
-        if "".join(parts[::2]) != plain:
+        if marked.translate(self._unmark) != plain:
             return None
         owners: list[int] = []
-        for text, mark in zip(parts[::2], parts[1::2], strict=False):
-            owners += [-1] * len(text)
-            source = self._source[mark]
+        before = ""
+        for c in marked:
+            source = self._source.get(c)
+            if source is None:
+                owners.append(-1)
+                before = c
             # A mark whose character the template has cut off stands behind another one and says nothing.
-            if owners and self._marks[source][ord(plain[len(owners) - 1]) % VARIANTS] == mark:
+            elif before and self._tables[source].marks[ord(before) % VARIANTS] == c:
                 owners[-1] = source
-        return owners + [-1] * (len(plain) - len(owners))
+        return owners
+
+
+class _Table(dict[int, str]):
+    """Puts marks behind characters: a table for str.translate that is made as it is used."""
+
+    def __init__(self, marks: str) -> None:
+        super().__init__()
+        self.marks = marks
+
+    def __missing__(self, code: int) -> str:
+        c = chr(code)
+        self[code] = c if c.isspace() else c + self.marks[code % VARIANTS]
+        return self[code]
 
 
 def give_space(owners: list[int], plain: str, texts: Sequence[str]) -> None:

@@ -54,9 +54,7 @@ def merge(text: str, cost: Mapping[str, float]) -> list[str]:
 class SentencePieceBpe:
     """Encodes runs of plain text. Only normal pieces are merged, so no text names a control or byte token."""
 
-    def __init__(
-        self, vocab: Vocab, scores: Sequence[float], *, unknown: int | None, space_prefix: bool
-    ) -> None:
+    def __init__(self, vocab: Vocab, scores: Sequence[float], *, unknown: int | None, space_prefix: bool) -> None:
         self._pieces = vocab.of_kind("normal")
         self._cost = {piece: -scores[token] for piece, token in self._pieces.items()}
         self._bytes = {vocab.bytes_of(token)[0]: token for token in vocab.of_kind("byte").values()}

@@ -22,16 +22,12 @@ from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space, st
 from glassbox.types import Messages
 
 FUEL, FUEL_PER_CHARACTER, FUEL_PER_MESSAGE = 200_000, 8, 2_000  # 200,000 last for some 5 ms and 10 MB
-PROBE = (
-    "\u2003"  # white space no template writes: behind a text to be continued, it shows if the template trims
-)
+PROBE = "\u2003"  # white space no template writes: behind a text to be continued, it shows if the template trims
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 _SUSPICIOUS = re.compile(r"[<>\[\]|｜]")
 
-Change = Callable[
-    [int, str], str
-]  # (source, string) -> string; source i is message i, then tools, then extra
+Change = Callable[[int, str], str]  # (source, string) -> string; source i is message i, then tools, then extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +77,7 @@ class ChatTemplate:
         talk = check_messages(messages)
         if taken := RESERVED & set(extra or ()):
             raise ParameterError("extra", min(taken), f"other than {', '.join(sorted(RESERVED))}")
-        if continue_final and not (
-            talk and talk[-1]["role"] == "assistant" and talk[-1]["content"] is not None
-        ):
+        if continue_final and not (talk and talk[-1]["role"] == "assistant" and talk[-1]["content"] is not None):
             raise TemplateError("only a conversation that ends with an assistant's text can be continued")
         now = now or datetime.now()
         flags: dict[str, object] = {
@@ -133,9 +127,8 @@ class ChatTemplate:
                 return None
 
         texts = [m["content"] or "" for m in talk]
-        owners = _find_owners(
-            owners_with, [(i, s) for s in self._literals for i, t in enumerate(texts) if s in t]
-        )
+        met = [(i, literal) for literal in self._literals for i, text in enumerate(texts) if literal in text]
+        owners = _find_owners(owners_with, met, [m["role"] for m in talk])
         if owners is not None:
             give_space(owners, plain, texts)
             authors = [(f"message {i}", m["role"]) for i, m in enumerate(talk)]
@@ -144,9 +137,7 @@ class ChatTemplate:
         # The template reads its messages so closely (their length, say) that marks change what it writes.
         # Then nobody knows which text is whose: harmless only if no message may hold a special token.
         if any(map(_SUSPICIOUS.search, strings)):
-            raise TemplateError(
-                "the template hides which text is a message's, and one may hold a special token"
-            )
+            raise TemplateError("the template hides which text is a message's, and one may hold a special token")
         notes.append("the template hides which text is a message's: all is shown as the template's")
         return Rendered(plain, (Segment(TEMPLATE, None, plain, trusted=True),), tuple(notes), clock)
 
@@ -159,12 +150,15 @@ class ChatTemplate:
 
 
 def _find_owners(
-    owners_with: Callable[[set[tuple[int, str]]], list[int] | None], met: list[tuple[int, str]]
+    owners_with: Callable[[set[tuple[int, str]]], list[int] | None],
+    met: Sequence[tuple[int, str]],
+    roles: Sequence[str],
 ) -> list[int] | None:
-    """Mark all; if the template will not have that, all but the texts (source, text) it must be searching for.
+    """Mark all; if the template takes notice, all but the texts it may search for: `met`, (message, text).
 
-    Such a text ("</think>") is the template's syntax, so where it still stands in the prompt it counts as the
-    template's. Hence as few as possible are spared: only those that the template treats otherwise when marked.
+    A text it does search for ("</think>") is its syntax: where that still stands in the prompt, it counts as
+    the template's. So as few as may be are spared: each text, then each text in one role, is marked again,
+    and stays marked unless the template takes notice.
     """
     owners = owners_with(set())
     if owners is not None or not met:
@@ -173,9 +167,9 @@ def _find_owners(
     owners = owners_with(spared)
     if owners is None:
         return None
-    by_text = [{pair for pair in met if pair[1] == text} for text in dict.fromkeys(text for _, text in met)]
+    by_text = [{p for p in met if p[1] == text} for text in dict.fromkeys(text for _, text in met)]
     for group in by_text:
-        for fewer in [group, *({pair} for pair in group if len(group) > 1)]:
+        for fewer in [group, *({p for p in group if roles[p[0]] == role} for role in dict.fromkeys(roles))]:
             if fewer <= spared and (better := owners_with(spared - fewer)) is not None:
                 owners, spared = better, spared - fewer
     return owners

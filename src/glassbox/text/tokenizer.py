@@ -73,9 +73,7 @@ class Tokenizer:
         self.assumptions = list(facts.assumptions)
         self.bos_id = facts.special.get("bos")
         self._control = Matcher(self.vocab.of_kind("control"))
-        self._user = Matcher(
-            {self.vocab.bytes_of(t).decode(): t for t in self.vocab.of_kind("user").values()}
-        )
+        self._user = Matcher({self.vocab.bytes_of(t).decode(): t for t in self.vocab.of_kind("user").values()})
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -90,9 +88,7 @@ class Tokenizer:
 
         Raises PromptError for what is not text (lone surrogates).
         """
-        return self.encode_segments(
-            [Segment("prompt", None, text, trusted=specials)], add_special=add_special
-        )
+        return self.encode_segments([Segment("prompt", None, text, trusted=specials)], add_special=add_special)
 
     def encode_segments(self, segments: Sequence[Segment], *, add_special: bool = True) -> Encoding:
         """Encode a rendered prompt: the ids of the joined text, but untrusted text makes no special token.
@@ -182,7 +178,7 @@ class Tokenizer:
         found: list[Span] = []
         at, first = 0, True
         for run, special in self._runs(segments):
-            for part, token in [(run, special)] if special is not None else self._user.cut(run):
+            for part, token in [(run, special)] if special is not None else self._cut_user(run):
                 if special is None and (token is None or first):
                     merged = self._encoder.encode(part if token is None else "", first=first)
                     found += [(t, at + begin, at + end) for t, begin, end in merged]
@@ -192,6 +188,13 @@ class Tokenizer:
                     found.append((token, at, at + size))
                 at += size
         return found
+
+    def _cut_user(self, run: str) -> Iterator[tuple[str, int | None]]:
+        """User-defined pieces, and what lies between. SentencePiece takes U+2581 for a space here too."""
+        at = 0
+        for part, token in self._user.cut(run.replace(SPACE, " ") if self.facts.model == "llama" else run):
+            yield run[at : at + len(part)], token
+            at += len(part)
 
     def _runs(self, segments: Sequence[Segment]) -> Iterator[tuple[str, int | None]]:
         """Special tokens of trusted text, and what lies between them, joined whoever wrote it."""
@@ -215,9 +218,7 @@ class Tokenizer:
         if found and found[0][0] == self.bos_id:
             return [], (f"the text begins with {self.bos} already: no second one is added",)
         twice = text.startswith(self.bos)
-        return [(self.bos_id, 0, 0)], (
-            f"the text begins with the letters {self.bos}, beside the BOS",
-        ) * twice
+        return [(self.bos_id, 0, 0)], (f"the text begins with the letters {self.bos}, beside the BOS",) * twice
 
     def _lost(self, found: Sequence[Span], data: bytes) -> Iterator[int]:
         """Offsets of the bytes that the ids do not say back."""

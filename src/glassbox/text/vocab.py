@@ -63,9 +63,7 @@ class Vocab:
         vocab = cls(pieces, [KINDS[t] for t in types], style)
         for token, kind in enumerate(vocab._kinds):
             if kind == "byte" and _byte_named(pieces[token]) is None:
-                raise ModelFormatError(
-                    f"id {token} is a byte, but reads {pieces[token]!r}, not <0xNN>", field=TYPES
-                )
+                raise ModelFormatError(f"id {token} is a byte, but reads {pieces[token]!r}, not <0xNN>", field=TYPES)
         return vocab
 
     def with_control(self, tokens: Collection[int]) -> Vocab:
@@ -115,18 +113,12 @@ class Vocab:
     @cached_property
     def missing_bytes(self) -> frozenset[int]:
         """The bytes that no token can say alone: text that holds them cannot be expressed exactly."""
-        single = {
-            p
-            for p, k in zip(self.pieces, self._kinds, strict=True)
-            if k in ("normal", "user") and len(p) == 1
-        }
+        single = {p for p, k in zip(self.pieces, self._kinds, strict=True) if k in ("normal", "user") and len(p) == 1}
         if self.style == "byte-level":
             return frozenset(b for b in range(256) if LETTERS[b] not in single)
         said = {_byte_named(p) for p in self.of_kind("byte")}
         return frozenset(
-            b
-            for b in range(256)
-            if b not in said and not (b < 128 and (SPACE if b == 32 else chr(b)) in single)
+            b for b in range(256) if b not in said and not (b < 128 and (SPACE if b == 32 else chr(b)) in single)
         )
 
     def _work_out(self, piece: str, kind: Kind) -> bytes:

@@ -47,9 +47,7 @@ def _started(pid: int) -> str | None:
         return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
     if sys.platform == "win32":
         return None
-    done = subprocess.run(
-        ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return done.stdout.strip().replace(" ", "_").replace(":", ".")
 
 

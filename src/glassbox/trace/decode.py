@@ -24,7 +24,7 @@ class Get(Protocol):
 
 
 def policy_steps_of(text: str) -> PolicySteps:
-    return [(s["name"], dumps(s["params"])) for s in json.loads(text)]
+    return [(s["name"], dumps(s["params"]), s["params"]) for s in json.loads(text)]
 
 
 def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Request:
@@ -34,9 +34,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         spans=tuple((r["span_lo"], r["span_hi"]) for r in prompt),
         kinds=tuple(r["kind"] for r in prompt),
         segments=tuple(r["segment"] for r in prompt),
-        segment_list=tuple(
-            Segment(s["origin"], s["role"], s["text"] or "", bool(s["trusted"])) for s in segments
-        ),
+        segment_list=tuple(Segment(s["origin"], s["role"], s["text"] or "", bool(s["trusted"])) for s in segments),
         text=run["prompt_text"] or "",
         lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
@@ -49,6 +47,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         seed=int(run["seed"]),
         max_tokens=run["max_tokens"],
         stop=tuple(json.loads(run["stop"] or "[]")),
+        stop_ids=tuple(json.loads(run["stop_ids"] or "[]")),
         ignore_eos=bool(run["ignore_eos"]),
         sequence=int(run["sequence"]),
         messages=None if messages is None else tuple(json.loads(messages)),
@@ -64,9 +63,7 @@ def prompt_token_of(r: Get) -> PromptToken:
     return PromptToken(r["pos"], r["id"], r["bytes"] or b"", r["segment"], r["kv"], r["logprob_raw"])
 
 
-def step_of(
-    r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: PolicySteps, request: Request
-) -> Step:
+def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: PolicySteps, request: Request) -> Step:
     counter: tuple[int, int, int] | None = None
     if r["counter"] is not None:
         counter = tuple(json.loads(r["counter"]))
@@ -91,9 +88,7 @@ def step_of(
         text=r["text"] or "",
         choice=choice,
         ledger=tuple(_ledger_of(row, steps) for row in ledger),
-        candidates=tuple(
-            Candidate(c["id"], c["logit"], c["p_raw"], c["p_final"], c["removed_by"]) for c in candidates
-        ),
+        candidates=tuple(Candidate(c["id"], c["logit"], c["p_raw"], c["p_final"], c["removed_by"]) for c in candidates),
         entropy=r["entropy"],
         logits_hash=r["logits_hash"].hex(),
         model_ns=r["model_ns"],
@@ -102,10 +97,10 @@ def step_of(
 
 
 def _ledger_of(r: Get, steps: PolicySteps) -> LedgerRow:
-    name, params = steps[r["policy_step"]]
+    name, _, params = steps[r["policy_step"]]
     return LedgerRow(
         name=name,
-        params=json.loads(params if r["params"] is None else r["params"]),
+        params=params if r["params"] is None else json.loads(r["params"]),
         alive_before=r["alive_before"],
         alive_after=r["alive_after"],
         mass_removed=r["mass_removed"],

@@ -5,7 +5,6 @@ What `level` and `retain` leave out is left out here, before anything comes near
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,6 +52,7 @@ def asked_row(
         "policy": dumps(policy),
         "max_tokens": int(request.max_tokens),
         "stop": dumps(request.stop) if ids else None,
+        "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
         "messages": dumps(messages) if text and messages is not None else None,
@@ -70,8 +70,7 @@ def segment_rows(encoding: Encoding, retain: Retain) -> list[Row]:
         return []
     text = retain == "text"
     return [
-        (i, s.origin, s.role, s.text if text else None, int(s.trusted))
-        for i, s in enumerate(encoding.segment_list)
+        (i, s.origin, s.role, s.text if text else None, int(s.trusted)) for i, s in enumerate(encoding.segment_list)
     ]
 
 
@@ -126,22 +125,19 @@ def ledger_rows(step: Step, steps: PolicySteps) -> list[Row]:
     """The ledger of one position. A name that is not in `steps`, the run's list, is appended."""
     rows: list[Row] = []
     for i, r in enumerate(step.ledger):
-        params = dumps(r.params)
-        index = next((k for k, (name, _) in enumerate(steps) if name == r.name), len(steps))
+        index = next((k for k, known in enumerate(steps) if known[0] == r.name), len(steps))
         if index == len(steps):
-            steps.append((r.name, params))
-        inline = None if params == steps[index][1] else params
+            steps.append((r.name, dumps(r.params), dict(r.params)))
+        inline = None if r.params == steps[index][2] else dumps(r.params)
         ids = struct.pack(f"<{len(r.removed_ids)}i", *r.removed_ids)
         top = b"".join(TOP.pack(token, p) for token, p in r.top)
         counts = (int(r.alive_before), int(r.alive_after), _real(r.mass_removed), int(r.removed_count))
-        rows.append(
-            (int(step.position), i, index, inline, *counts, ids, _real(r.entropy), top, int(r.argmax_changed))
-        )
+        rows.append((int(step.position), i, index, inline, *counts, ids, _real(r.entropy), top, int(r.argmax_changed)))
     return rows
 
 
 def policy_steps_text(steps: PolicySteps) -> str:
-    return dumps([{"name": name, "params": json.loads(params)} for name, params in steps])
+    return dumps([{"name": name, "params": params} for name, _, params in steps])
 
 
 def candidate_rows(step: Step) -> list[Row]:

@@ -44,6 +44,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "sequence": r.sequence,
         "max_tokens": r.max_tokens,
         "stop": list(r.stop),
+        "stop_ids": list(r.stop_ids),
         "ignore_eos": r.ignore_eos,
         "messages": None if r.messages is None else list(r.messages),
         "sources": dict(r.sources),

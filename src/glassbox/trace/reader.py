@@ -121,9 +121,7 @@ def run_of(rows: Rows, unfinished: str) -> Run:
         decode.provenance_of(run),
         measured,
         [
-            decode.step_of(
-                r, rows.ledger.get(r["pos"], ()), rows.candidates.get(r["pos"], ()), steps, request
-            )
+            decode.step_of(r, rows.ledger.get(r["pos"], ()), rows.candidates.get(r["pos"], ()), steps, request)
             for r in made
             if r["id"] is not None
         ],

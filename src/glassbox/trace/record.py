@@ -65,9 +65,7 @@ class Run:
             counted = Usage(len(request.encoding.ids), cached, len(steps))
             more["usage"] = counted if outcome is None else outcome.usage
         more.setdefault("token_ns", tuple((s.model_ns, s.policy_ns) for s in steps))
-        return cls(
-            run_id, created_ms, status, request, provenance, tuple(prompt), tuple(steps), outcome, **more
-        )
+        return cls(run_id, created_ms, status, request, provenance, tuple(prompt), tuple(steps), outcome, **more)
 
     @property
     def created(self) -> datetime:
@@ -153,9 +151,7 @@ class Recorder:
         self._end: End | None = None
         self.run_id = ""
 
-    def begin(
-        self, request: Request, provenance: Provenance, prompt_tokens: Sequence[PromptToken] = ()
-    ) -> str:
+    def begin(self, request: Request, provenance: Provenance, prompt_tokens: Sequence[PromptToken] = ()) -> str:
         """Start the run and give it its id. Committed at once, so that one that dies in prefill is known."""
         if self._begin is not None:
             raise RuntimeError("a recorder records one run: it has begun already")

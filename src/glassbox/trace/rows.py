@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Level = Literal["ids", "look"]
 Retain = Literal["text", "ids", "none"]
 Row = tuple[Any, ...]
-PolicySteps = list[tuple[str, str]]  # (name, params as JSON) of each policy step, listed once a run
+PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
 def _columns(names: str) -> tuple[str, ...]:
@@ -22,8 +23,8 @@ def _columns(names: str) -> tuple[str, ...]:
 
 PROVENANCE = _columns("model_sha256 tokenizer_sha256 template_sha256 engine glassbox threads clock")
 ASKED = PROVENANCE + _columns(
-    """id created owner level retain model seed policy max_tokens stop ignore_eos sequence messages sources
-    prompt_text prompt_lossy prompt_notes prompt_tokens parent parent_step"""
+    """id created owner level retain model seed policy max_tokens stop stop_ids ignore_eos sequence messages
+    sources prompt_text prompt_lossy prompt_notes prompt_tokens parent parent_step"""
 )  # of run, known at the start
 ENDED = _columns(
     """finish_reason stop_kind stop_detail text cached_tokens completion_tokens queue_ns first_token_ns
@@ -59,11 +60,17 @@ def _plain(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain)
 
 
+def _digest(values: Any, key: bytes, size: int) -> bytes:
+    """Of None, ints, floats, strings, bytes, and tuples and lists of these."""
+    # Version 2 of marshal writes equal values alike whoever made them (later ones mark shared objects),
+    # floats by their bits, and has not changed since Python 2.5; a test holds it to that. repr would not do:
+    # which characters it escapes changes with Unicode.
+    return hashlib.blake2b(marshal.dumps(values, 2), key=key, digest_size=size).digest()
+
+
 def header_digest(asked: Row, segments: Sequence[Row]) -> bytes:
     """Over what was asked; the key of every other digest of the run, so rows cannot move between runs."""
-    return hashlib.blake2b(
-        repr((asked, list(segments))).encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+    return _digest((asked, list(segments)), b"", 16)
 
 
 def position_digest(
@@ -71,16 +78,14 @@ def position_digest(
 ) -> bytes:
     """Over one position with its ledger (policy steps by name, not by index) and candidates."""
     named = [(*r[:2], *_named(r, steps), *r[4:]) for r in ledger]
-    values = repr((position, named, list(candidates)))
-    return hashlib.blake2b(values.encode("utf-8", "surrogatepass"), key=header, digest_size=8).digest()
+    return _digest((position, named, list(candidates)), header, 8)
 
 
 def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
     """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    values = repr((sorted(digests.items()), ledger_steps, ended))
-    return hashlib.blake2b(values.encode("utf-8", "surrogatepass"), key=header, digest_size=16).digest()
+    return _digest((sorted(digests.items()), ledger_steps, ended), header, 16)
 
 
 def _named(row: Row, steps: PolicySteps) -> tuple[str, str]:
-    name, params = steps[row[2]]
+    name, params, _ = steps[row[2]]
     return name, params if row[3] is None else row[3]

@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS run (
   policy           TEXT NOT NULL,         -- JSON
   max_tokens       INTEGER NOT NULL,
   stop             TEXT,                  -- JSON list
+  stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
   messages         TEXT,                  -- JSON list

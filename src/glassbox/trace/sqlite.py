@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import threading
 import time
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -21,12 +23,13 @@ SMALLEST = 512  # bytes, of a SQLite database
 # The second: SQLite quotes a damaged schema in its error message, and Python fails to decode that message.
 BROKEN = (sqlite3.Error, UnicodeDecodeError)
 
+_opening = threading.Lock()
 _WORDS = {
     sqlite3.SQLITE_NOTADB: "this is not a SQLite database",
     sqlite3.SQLITE_CORRUPT: "the file is damaged",
     sqlite3.SQLITE_FULL: "cannot be written: the disk is full",
     sqlite3.SQLITE_READONLY: "cannot be written: it is read-only",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened: its folder is read-only or gone",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened: no permission, or its folder is read-only or gone",
     sqlite3.SQLITE_BUSY: "another process holds it locked",
     sqlite3.SQLITE_LOCKED: "another process holds it locked",
     sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error",
@@ -51,8 +54,9 @@ def connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
     Raises StoreError: a folder or device, not SQLite, not ours, of an unknown version, not writable, damaged.
     """
     try:
-        _make_private_file(path, readonly)
-        conn = _open(path, readonly)
+        with _opening:
+            _make_private_file(path, readonly)
+            conn = _open(path, readonly)
     except (OSError, *BROKEN) as exc:
         why = f"cannot be opened: {exc.strerror}" if isinstance(exc, OSError) else explain(exc)
         raise StoreError(str(path), why) from exc
@@ -70,6 +74,8 @@ def connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
 
 
 def _make_private_file(path: Path, readonly: bool) -> None:
+    # A file that exists is never opened here: closing it would drop every lock that this process's other
+    # connections hold on it, and another process would then take their -wal away.
     try:
         info = path.stat()
     except FileNotFoundError:
@@ -77,7 +83,8 @@ def _make_private_file(path: Path, readonly: bool) -> None:
             raise StoreError(str(path), "there is no such file") from None
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # SQLite gives its -wal and -shm files the mode of the file itself, so 0600 here covers all three.
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         return
     if stat.S_ISDIR(info.st_mode):
         raise StoreError(str(path), "this is a folder, but a store is a file")
@@ -135,9 +142,7 @@ def _prepare_for_writing(conn: sqlite3.Connection) -> None:
         finally:
             conn.execute("ROLLBACK")
     except sqlite3.OperationalError as exc:
-        if (
-            exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
-        ):  # somebody else is writing: then it can be written
+        if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # somebody else is writing: then it can be written
             raise
 
 
@@ -169,9 +174,7 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
         raise StoreError(str(path), "this is a SQLite database, but not a trace store of Glassbox")
     version = _pragma(conn, "user_version")
     if version != VERSION:
-        raise StoreError(
-            str(path), f"its schema has version {version}, but this Glassbox knows version {VERSION} only"
-        )
+        raise StoreError(str(path), f"its schema has version {version}, but this Glassbox knows version {VERSION} only")
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if missing := {"run", "segment", "position", "ledger", "candidate", "tensor"} - tables:
         raise StoreError(str(path), f"the file is damaged: no table {min(missing)!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,17 @@ from glassbox.trace.sqlite import BROKEN, connect, explain
 from glassbox.trace.writer import Writer
 
 LAST = "last"
+NOWHERE = "a place that cannot be told"
+# What the decoding of damaged values may raise.
+UNREADABLE = (
+    GlassboxError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    struct.error,
+)
 
 
 class AmbiguousRun(RunNotFound):
@@ -94,19 +106,7 @@ class Store:
             FROM run ORDER BY n DESC LIMIT ?"""
         with self._reading() as conn:
             rows = conn.execute(query, (-1 if limit is None else limit,)).fetchall()
-        return [
-            RunSummary(
-                id=r["id"],
-                created=datetime.fromtimestamp(r["created"] / 1000, UTC),
-                model=r["model"],
-                finish_reason=r["finish_reason"] or self._unfinished(r["owner"]),
-                prompt=_preview(r["messages"], r["prompt_text"]),
-                prompt_tokens=r["prompt_tokens"],
-                tokens=r["made"],
-                problem=r["incomplete"],
-            )
-            for r in rows
-        ]
+        return [self._summary(row) for row in rows]
 
     def load(self, run_id: str = LAST, *, verify: bool = True) -> Run:
         """The run of this id, of this unique beginning of an id, or the "last" one.
@@ -115,17 +115,17 @@ class Store:
         `verify=False` shows a damaged run as far as it can be read.
         """
         rows = self._rows(run_id)
-        try:
-            found = damage(rows) if verify else None
-            if found is None:
+        found = _damage(rows) if verify else None
+        if found is None:
+            try:
                 return run_of(rows, self._unfinished(rows.run["owner"]))
-        except (GlassboxError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
-            found = Damage(rows.run["id"], "a place that cannot be told", f"{type(exc).__name__}: {exc}")
+            except UNREADABLE as exc:
+                found = Damage(rows.run["id"], NOWHERE, f"{type(exc).__name__}: {exc}")
         raise StoreError(str(self.path), str(found))
 
     def verify(self, run_id: str = LAST) -> Damage | None:
         """The first row of the run that is not as it was written, or None. Raises RunNotFound, StoreError."""
-        return damage(self._rows(run_id))
+        return _damage(self._rows(run_id))
 
     def flush(self) -> bool:
         """Wait until all that was recorded so far has been written, or has failed to be."""
@@ -160,9 +160,7 @@ class Store:
         prefix = name.lower()
         if not prefix or set(prefix) - set(ALPHABET):
             raise RunNotFound(name, path)
-        query = (
-            "SELECT * FROM run WHERE id >= ? AND id < ? ORDER BY id"  # "~" sorts behind every letter of an id
-        )
+        query = "SELECT * FROM run WHERE id >= ? AND id < ? ORDER BY id"  # "~" sorts behind every letter of an id
         rows = conn.execute(query, (prefix, prefix + "~")).fetchall()
         if not rows:
             raise RunNotFound(name, path)
@@ -184,8 +182,30 @@ class Store:
             except BROKEN as exc:
                 raise StoreError(str(self.path), explain(exc)) from exc
 
+    def _summary(self, r: sqlite3.Row) -> RunSummary:
+        try:
+            return RunSummary(
+                id=r["id"],
+                created=datetime.fromtimestamp(r["created"] / 1000, UTC),
+                model=r["model"],
+                finish_reason=r["finish_reason"] or self._unfinished(r["owner"]),
+                prompt=_preview(r["messages"], r["prompt_text"]),
+                prompt_tokens=r["prompt_tokens"],
+                tokens=r["made"],
+                problem=r["incomplete"],
+            )
+        except (*UNREADABLE, OSError):  # one damaged run must not hide the others
+            return RunSummary(str(r["id"]), datetime.fromtimestamp(0, UTC), "", "damaged", "", 0, 0, "damaged")
+
     def _unfinished(self, who: str) -> str:
         return "running" if is_alive(who, self.path) else "interrupted"
+
+
+def _damage(rows: Rows) -> Damage | None:
+    try:
+        return damage(rows)
+    except UNREADABLE as exc:
+        return Damage(str(rows.run["id"]), NOWHERE, f"{type(exc).__name__}: {exc}")
 
 
 def _preview(messages: str | None, prompt_text: str | None) -> str:

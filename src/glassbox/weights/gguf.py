@@ -50,9 +50,7 @@ class TensorInfo:
 class Gguf:
     """An open file: `metadata` is a plain dict, `tensors` says where each lies, `raw` gives the bytes."""
 
-    def __init__(
-        self, path: Path, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]
-    ) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
         self.path, self.metadata, self.tensors = path, metadata, tensors
         self._data = data
 
@@ -237,8 +235,6 @@ class _Reader:
                 raise self.fail(f"{name} shape", f"{dims} has too many elements", at)
         columns = dims[0] if dims else 1
         if columns % fmt.elements:
-            raise self.fail(
-                f"{name} shape", f"{columns} columns are no multiple of the block of {fmt.elements}", at
-            )
+            raise self.fail(f"{name} shape", f"{columns} columns are no multiple of the block of {fmt.elements}", at)
         offset = self.u64(f"{name} offset")
         return TensorInfo(name, tuple(reversed(dims)), fmt, offset, count // fmt.elements * fmt.bytes)

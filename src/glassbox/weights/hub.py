@@ -34,9 +34,7 @@ def fetch(name: str, progress: Progress) -> Path:
     with _one_sentence(name), _quiet():
         if not file:
             progress("asking the hub", 0, None)
-            file = _only_gguf(
-                name, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(f"{owner}/{repo}")
-            )
+            file = _only_gguf(name, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(f"{owner}/{repo}"))
         bar = _bar(f"downloading {file}", progress)
         # Older versions of the library draw a bar of their own and take no other.
         takes_bar = "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters

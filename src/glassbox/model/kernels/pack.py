@@ -24,7 +24,7 @@ TILE = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One row of the table: its number in the compiled code, columns of a block, bytes of a tile's block, how to pack."""
+    """One row: its number in the compiled code, columns of a block, bytes of a tile's block, how to pack."""
 
     number: int
     columns: int

@@ -1,0 +1,299 @@
+"""One sequence from prompt to end: the stream, stops, endings, errors, and what is recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import glassbox
+from glassbox.api import encoding_of
+from glassbox.cache.pages import Cache, PagePool, PageShape
+from glassbox.engine import Engine
+from glassbox.errors import NonFiniteLogits, ParameterError, PromptError
+from glassbox.generation import Generation, Request, Step, logits_hash
+from glassbox.model.bigram import METADATA, TOKENS, BigramModel
+from glassbox.model.execute import Computed, Part
+from glassbox.policy.policy import Policy
+from glassbox.text.tokenizer import Tokenizer
+
+GREEDY = Policy(temperature=0)
+
+
+class Scripted:
+    """A model that wants to say certain ids, whatever it reads: the logits of position p favour script[p - prompt]."""
+
+    context, layers, fingerprint, threads = 4096, 0, "scripted", 1
+
+    def __init__(self, script: Sequence[int], prompt: int, vocab: int) -> None:
+        self.script, self.prompt, self.vocab_size = script, prompt, vocab
+
+    def new_cache(self) -> Cache:
+        return Cache(PagePool(PageShape(0, 0, 0)))
+
+    def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
+        rows = []
+        for p in parts:
+            for i in p.rows:
+                row = np.zeros(self.vocab_size, np.float32)
+                row[self.script[min(p.cache.length + i + 1 - self.prompt, len(self.script) - 1)]] = 9
+                rows.append(row)
+            p.cache.length += len(p.ids)
+        return Computed(np.array(rows).reshape(-1, self.vocab_size), {})
+
+
+def say(
+    tokenizer: Tokenizer, script: Sequence[int], prompt: Sequence[int], **asked: Any
+) -> tuple[list[Step], Generation]:
+    """Stream a scripted generation; returns its steps and its end."""
+    model = Scripted(script, len(prompt), len(tokenizer.vocab))
+    asked = {"policy": GREEDY, "seed": 0, "max_tokens": len(script)} | asked
+    request = Request(model="scripted", encoding=encoding_of(prompt, tokenizer), **asked)
+    generation = Generation(request, tokenizer, model.new_cache(), model.context)
+    return list(Engine(model).stream(generation)), generation
+
+
+def streamed(steps: list[Step]) -> str:
+    return "".join(s.text for s in steps)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path: Path) -> Tokenizer:
+    return glassbox.load_tokenizer(smollm2_path)
+
+
+def ending(generation: Generation) -> tuple[str, str, object]:
+    assert generation.outcome is not None
+    e = generation.outcome.ending
+    return e.finish_reason, e.kind, e.detail
+
+
+# --- C07, C06 through the whole loop ------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_half_a_character_is_never_shown(tokenizer: Tokenizer) -> None:
+    steps, generation = say(tokenizer, [10813, 242, 218], [19556])  # F0 9F | 98 | 80
+    assert [s.text for s in steps] == ["", "", "\U0001f600"]
+    assert generation.outcome is not None and generation.outcome.usage.completion_tokens == 3
+    assert generation.outcome.text == "\U0001f600"
+
+
+@pytest.mark.model
+def test_half_a_character_in_the_prompt_is_completed_first(tokenizer: Tokenizer) -> None:
+    steps, _ = say(tokenizer, [218, 49], [19556, 10813, 242])
+    assert [s.text for s in steps] == ["\U0001f600", "A"]
+
+
+@pytest.mark.model
+def test_text_without_spaces_streams(tokenizer: Tokenizer) -> None:
+    steps, _ = say(tokenizer, [28589, 29184] * 20, [19556])
+    assert [s.text for s in steps] == ["中", "文"] * 20
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("script", "asked", "text", "end"),
+    [
+        ([314, 7042, 30], {"stop": ("Pari",)}, " is ", ("stop", "stop_string", "Pari")),
+        ([8590, 17, 1116], {"stop": ("\n", "Alice:")}, " Alice!", ("stop", "stop_string", "\n")),
+        ([35542, 33203, 2], {"stop": ("DEFGHIJ",)}, "ABCDEF", ("stop", "eos", 2)),
+        ([35542, 33203], {"stop": ("DEFGHIJ",)}, "ABCDEF", ("length", "max_tokens", 2)),
+        ([104, 369, 13133], {"stop": ("abcd", "bc")}, "xa", ("stop", "stop_string", "bc")),
+        ([104, 81, 82, 83, 84], {"stop": ("bc", "abcd")}, "xa", ("stop", "stop_string", "bc")),
+        ([314, 7042], {"stop": ("Paris",)}, " is ", ("stop", "stop_string", "Paris")),
+        ([314, 2], {}, " is", ("stop", "eos", 2)),
+        ([314, 7042], {}, " is Paris", ("length", "max_tokens", 2)),
+        ([314, 2, 7042], {"ignore_eos": True}, " is Paris", ("length", "max_tokens", 3)),
+        ([314, 2, 7042], {"ignore_eos": True, "stop_ids": (2,)}, " is", ("stop", "stop_id", 2)),
+    ],
+)
+def test_ends(
+    tokenizer: Tokenizer, script: list[int], asked: dict[str, Any], text: str, end: tuple[str, str, object]
+) -> None:
+    steps, generation = say(tokenizer, script, [19556], **asked)
+    assert generation.outcome is not None
+    assert (generation.outcome.text, streamed(steps), ending(generation)) == (text, text, end)
+
+
+@pytest.mark.model
+def test_stream_equals_text_on_the_golden_prompts(smollm2: glassbox.Model, golden: dict[str, Any]) -> None:
+    for p in golden["smollm2"]["prompts"]:
+        for stop in ((), ("the", "e\n", "🙂"), (" of",)):
+            asked: dict[str, Any] = dict(ids=p["ids"], policy=Policy(temperature=1.3), seed=5, max_tokens=16, stop=stop)
+            run = smollm2.generate(**asked)
+            assert streamed(list(run.steps)) == run.text
+            assert not any(s in run.text for s in stop)
+            if not stop:
+                assert run.text == smollm2.decode(run.ids)
+        again = smollm2.generate(**asked)  # C13-04: the same request again, other requests between
+        assert [s.logits_hash for s in run.steps] == [s.logits_hash for s in again.steps] and run.ids == again.ids
+
+
+@pytest.mark.model
+def test_the_end_of_the_context_ends_it(tokenizer: Tokenizer) -> None:
+    model = Scripted([19556] * 50, 4, len(tokenizer.vocab))
+    model.context = 10
+    request = Request("scripted", encoding_of([1, 2, 3, 4], tokenizer), GREEDY, 0, 50)
+    generation = Generation(request, tokenizer, model.new_cache(), model.context)
+    steps = list(Engine(model).stream(generation))
+    assert len(steps) == 6 and ending(generation) == ("length", "context_end", 10)
+
+
+# --- the bigram model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bigram() -> glassbox.Model:
+    return glassbox.load("bigram")
+
+
+def test_bigram_is_the_labs_table(bigram: glassbox.Model) -> None:
+    from labs.glassbox.v4_token_trace import BIGRAM_LOGITS
+
+    assert bigram.logits([1, 2]).tolist() == [list(BIGRAM_LOGITS[1]), list(BIGRAM_LOGITS[2])]
+    assert [bigram.decode([i]) for i in range(4)] == list(TOKENS)
+    assert list(bigram.encode("ab c").ids) == [1, 2, 0, 3]
+
+
+def test_a_step_says_how_it_came_about(bigram: glassbox.Model) -> None:
+    run = bigram.generate("ab", policy=Policy(temperature=0.8), seed=7, max_tokens=5)
+    first, c = run.steps[0], run.steps[0].choice
+    logits = np.array([0.75, 0.5, -1, 2])
+    p = np.exp(logits / 0.8) / np.exp(logits / 0.8).sum()
+    assert (first.id, first.text, first.bytes, first.position) == (3, "c", b"c", 2)
+    assert c.u is not None and c.cdf_lo <= c.u < c.cdf_hi
+    assert np.isclose(c.cdf_hi - c.cdf_lo, p[3]) and np.isclose(np.exp(c.logprob_final), p[3])
+    assert first.logits_hash == logits_hash(logits.astype(np.float32))
+    assert [row.name for row in first.ledger] == ["raw logits", "temperature"]
+    assert {x.id for x in first.candidates} == {0, 1, 2, 3}
+    assert run.usage.prompt_tokens == 2 and run.usage.completion_tokens == 5
+    assert run.ids == bigram.generate("ab", policy=Policy(temperature=0.8), seed=7, max_tokens=5).ids
+
+
+def test_a_draw_depends_on_its_position_alone(bigram: glassbox.Model) -> None:
+    """Continuing from what was said gives what would have been said (C13-03, C13-04)."""
+    long = bigram.generate("ab", policy=Policy(temperature=1.5), seed=11, max_tokens=12)
+    head = bigram.generate("ab", policy=Policy(temperature=1.5), seed=11, max_tokens=5)
+    tail = bigram.generate(ids=[1, 2, *head.ids], policy=Policy(temperature=1.5), seed=11, max_tokens=7)
+    assert head.ids + tail.ids == long.ids
+
+
+def test_a_seed_is_drawn_and_told(bigram: glassbox.Model) -> None:
+    a, b = (bigram.generate("ab", max_tokens=30) for _ in range(2))
+    assert a.seed != b.seed
+    assert bigram.generate("ab", max_tokens=30, seed=a.seed).ids == a.ids
+
+
+@pytest.mark.parametrize("prompt", ["", "xyz"])
+def test_a_prompt_without_ids_is_refused(bigram: glassbox.Model, prompt: str) -> None:
+    with pytest.raises(PromptError, match="empty|no ids|cannot"):
+        bigram.generate(prompt)
+
+
+def test_bad_requests_are_named(bigram: glassbox.Model) -> None:
+    for asked, error in (
+        (dict(), "exactly one of the three"),
+        (dict(prompt="a", ids=[1]), "exactly one of the three"),
+        (dict(prompt="a", max_tokens=0), "max_tokens is 0"),
+        (dict(prompt="a", seed=-1), "seed is -1"),
+        (dict(prompt="a", seed=2**64), "seed is"),
+        (dict(prompt="a", stop=[""]), "stop is ''"),
+        (dict(ids=[9]), "id 9 is outside the vocabulary of 4"),
+        (dict(messages=[{"role": "user", "content": "a"}]), "bigram has no chat template"),
+    ):
+        with pytest.raises((ParameterError, PromptError), match=error):
+            bigram.generate(**asked)
+
+
+# --- failures and leaving early ------------------------------------------------------------------------------------
+
+
+class Broken(BigramModel):
+    """Gives NaN after a few positions, as a model with a broken weight does."""
+
+    def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
+        out = super().forward_parts(parts, look)
+        logits = out.logits.copy()
+        if parts[0].cache.length > 4:
+            logits[:, 2] = np.nan
+        return Computed(logits, out.points)
+
+
+def broken() -> glassbox.Model:
+    return glassbox.Model("broken", Broken(), Tokenizer.from_gguf(METADATA), METADATA, "broken")
+
+
+def test_nan_ends_it_with_its_name_and_keeps_what_was_made(tmp_path: Path) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        with pytest.raises(NonFiniteLogits, match="non-finite logits after the forward pass at id 2"):
+            broken().generate("ab", seed=1, store=store)
+        run = store.load("last")
+    assert run.status == "error" and len(run.steps) == 3 and run.error is not None and "non-finite" in run.error
+
+
+def test_an_error_leaves_its_neighbour_alone() -> None:
+    model, tokenizer = Broken(), Tokenizer.from_gguf(METADATA)
+    good = BigramModel()
+    engine = Engine(model)
+    a, b = (
+        Generation(Request("m", encoding_of([1, 2], tokenizer), GREEDY, 0, n), tokenizer, good.new_cache(), 99)
+        for n in (2, 8)
+    )
+    engine.add(a)
+    engine.add(b)
+    while engine.running:
+        engine.step()
+    assert ending(a)[1] == "max_tokens" and ending(b)[1] == "error"
+
+
+def test_leaving_the_loop_cancels_and_keeps_the_text(bigram: glassbox.Model, tmp_path: Path) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        with bigram.stream("ab", seed=3, max_tokens=50, store=store) as stream:
+            for step in stream:
+                if step.step == 4:
+                    break
+        kept = store.load(stream.run.run_id)
+    assert kept.finish_reason == "cancelled" and len(kept.steps) == 5
+    assert kept.text == streamed(list(kept.steps)) == stream.run.text
+
+
+def test_interrupting_keeps_the_text(bigram: glassbox.Model, tmp_path: Path) -> None:
+    class Interrupted(BigramModel):
+        def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
+            if parts[0].cache.length > 5:
+                raise KeyboardInterrupt
+            return super().forward_parts(parts, look)
+
+    model = glassbox.Model("bigram", Interrupted(), bigram.tokenizer, METADATA, "bigram")
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        with pytest.raises(KeyboardInterrupt):
+            model.generate("ab", seed=3, max_tokens=50, store=store)
+        kept = store.load("last")
+    assert kept.finish_reason == "cancelled" and len(kept.steps) == 5 and len(kept.text) == 5
+
+
+def test_a_stream_that_is_never_begun_is_recorded_as_cancelled(bigram: glassbox.Model, tmp_path: Path) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        bigram.stream("ab", store=store).close()
+        assert store.load("last").finish_reason == "cancelled"
+
+
+def test_many_at_once_equal_each_alone(bigram: glassbox.Model) -> None:
+    tokenizer = bigram.tokenizer
+    requests = [
+        Request("bigram", encoding_of(ids, tokenizer), Policy(temperature=1.2), seed, n)
+        for seed, (ids, n) in enumerate([([1, 2], 9), ([3] * 200, 4), ([0, 1, 2], 30), ([2], 1)])
+    ]
+    engine = Engine(bigram.model)
+    together = [Generation(r, tokenizer, bigram.model.new_cache(), 4096) for r in requests]
+    for g in together:
+        engine.add(g)
+    while engine.running:
+        engine.step()
+    for g, r in zip(together, requests, strict=True):
+        alone = Generation(r, tokenizer, bigram.model.new_cache(), 4096)
+        assert [s.id for s in Engine(bigram.model).stream(alone)] == g.ids[len(r.encoding.ids) :]
