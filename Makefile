@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo install check lint types test quick bench clean
+.PHONY: help demo install check lint types test quick bench versus docs clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -39,6 +39,16 @@ test: $(VENV)/.test  ## the whole suite
 
 bench: install   ## speed of this machine
 	$(BIN)/glassbox bench
+
+$(VENV)/.bench: $(BIN)/glassbox
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+versus: $(VENV)/.bench ## llama.cpp beside it, in turns
+	$(BIN)/python benchmarks/versus.py
+
+docs: $(VENV)/.test $(VENV)/.bench ## run the commands in the documents and write down what they print
+	$(BIN)/python tools/docs.py
 
 clean:           ## remove the environment and what tools left
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

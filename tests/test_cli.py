@@ -248,7 +248,7 @@ def test_interrupt_keeps_the_text(tmp_path: Path) -> None:
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     store = tmp_path / "runs.db"
-    code = f"import sys; from glassbox.cli.main import main; main(['trace','ab','--model','bigram','--store',{str(store)!r}])"
+    code = f"from glassbox.cli.main import main; main(['trace', 'ab', '--model', 'bigram', '--store', {str(store)!r}])"
     p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert p.stdout is not None and p.stderr is not None
     p.stdout.readline()

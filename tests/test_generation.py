@@ -190,7 +190,7 @@ def test_a_seed_is_drawn_and_told(bigram: glassbox.Model) -> None:
 
 @pytest.mark.parametrize("prompt", ["", "xyz"])
 def test_a_prompt_without_ids_is_refused(bigram: glassbox.Model, prompt: str) -> None:
-    with pytest.raises(PromptError, match="empty|no ids|cannot"):
+    with pytest.raises(PromptError, match=r"empty|no ids|cannot"):
         bigram.generate(prompt)
 
 

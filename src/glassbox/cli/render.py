@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from glassbox.cli.names import Names
@@ -43,7 +45,7 @@ class Live:
 
     def head(self, request: Request) -> None:
         """What goes in: template with its segments, ids with their bytes, policy."""
-        self.out.print(f"{request.model}: {self.model.model!r}", style="dim")
+        self.out.print(Text(f"{request.model}: {self.model.model!r}", "dim"))
         prompt(self.out.print, request, self.model.tokenizer.vocab)
         steps_head(self.out.print)
 
@@ -61,14 +63,16 @@ def prompt(put: Put, request: Request, vocab: Named) -> None:
     encoding = request.encoding
     put()
     put(f"prompt   {len(encoding.ids)} ids", style="bold")
+    segments = Table.grid(padding=(0, 1))
     for segment in encoding.segment_list:
         if segment.text:
-            put(Text.assemble((f"{INDENT}{segment.origin:<10} ", "cyan"), inert(segment.text)))
+            segments.add_row(" ", Text(segment.origin, "cyan"), Text(inert(segment.text)))
+    put(segments)
     for text in (*encoding.lossy, *encoding.notes):
         put(f"{INDENT}note: {text}", style="yellow")
     put()
     put("ids", style="bold")
-    put(Text(INDENT + "  ".join(f"{i} {quoted(vocab.bytes_of(i))}" for i in encoding.ids)))
+    put(Padding(Text("  ".join(f"{i} {quoted(vocab.bytes_of(i))}" for i in encoding.ids)), (0, 0, 0, 2)))
     put()
     put(Text.assemble(("policy   ", "bold"), policy_line(request)))
     put(f"seed     {request.seed}")
@@ -135,13 +139,13 @@ def times(run: Run) -> str:
 
 def ledger_lines(rows: Sequence[LedgerRow], vocab: Named) -> list[Text]:
     """What each policy step did."""
-    lines = [Text(f"{INDENT}{'policy step':<22} {'alive':>17}  {'removed mass':>12}  {'entropy':>7}  best", "bold")]
+    lines = [Text(f"{INDENT}{'policy step':<16} {'alive':>16} {'mass removed':>12} {'entropy':>8}  best", "bold")]
     for row in rows:
         name = row.name + "".join(f" {value:g}" for value in row.params.values())
         alive = f"{row.alive_before:,} → {row.alive_after:,}" if row.removed_count else f"{row.alive_after:,}"
         best = f"{quoted(vocab.bytes_of(row.top[0][0]))} {percent_of(row.top[0][1])}" if row.top else ""
         mass = f"{row.mass_removed:.3%}" if row.removed_count else "-"
-        lines.append(Text(f"{INDENT}{name:<22} {alive:>17}  {mass:>12}  {row.entropy:>7.3f}  {best}"))
+        lines.append(Text(f"{INDENT}{name:<16} {alive:>16} {mass:>12} {row.entropy:>8.3f}  {best}"))
     return lines
 
 

@@ -167,4 +167,4 @@ class TransformerModel:
 
     def __repr__(self) -> str:
         s = self.spec
-        return f"<{s.architecture} model {self.path.name}: {s.layers} layers of {s.width}, vocabulary {s.vocab}>"
+        return f"<{s.architecture}: {s.layers} layers of {s.width}, vocabulary {s.vocab}>"

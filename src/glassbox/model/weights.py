@@ -55,9 +55,11 @@ class Arena:
     """A block of memory from which aligned pieces are taken."""
 
     def __init__(self, nbytes: int) -> None:
-        self._map = mmap.mmap(-1, max(nbytes, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._map.madvise(mmap.MADV_HUGEPAGE)
+        else:
+            self._map = mmap.mmap(-1, max(nbytes, 1))
         self._bytes: U8 = np.frombuffer(self._map, np.uint8)
         self._used = 0
 

@@ -34,6 +34,7 @@ from glassbox.model.kernels.simd import (
     load8i,
     mul8,
     or8,
+    prefetch,
     right8,
     splat8,
     store1,
@@ -49,6 +50,8 @@ _OPTIONS: dict[str, Any] = dict(nogil=True, error_model="numpy", no_cpython_wrap
 kernel = njit(**_OPTIONS)
 inlined = njit(**_OPTIONS, forceinline=True)
 
+
+AHEAD = 4096  # bytes that a stream is asked for in advance: the hardware's own prefetch stops at every page
 
 # --- decoding codes ---------------------------------------------------------------------------------------------
 
@@ -191,6 +194,8 @@ def one_token(scales, eight, block_bytes, groups, subs):
             q = x
             end = p + tile_bytes
             while p < end:
+                for ahead in range(AHEAD, AHEAD + block_bytes, 64):
+                    prefetch(p + ahead)
                 for g in range(groups):
                     scale, offset = scales(p, g)
                     for i in range(subs):

@@ -1,0 +1,71 @@
+"""Fills the documents with the real output of commands, and checks that they have not drifted.
+
+    python tools/docs.py            run every command and write its output below it
+    python tools/docs.py --check    run those that are the same everywhere and compare; exit 1 on drift
+
+A command stands in a comment, its output in the fenced block after it:
+
+    <!-- run: glassbox tokenize "Hello" -->      compared but for lines about time, places and run ids
+    <!-- measure: glassbox bench -->             written, never compared: it depends on the machine
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"<!-- (?P<kind>run|measure): (?P<command>.*?) -->\n```(?P<lang>\w*)\n(?P<output>.*?)```\n", re.DOTALL
+)
+VOLATILE = re.compile(r"^(time |run |look in |engine |machine )|\d threads$")
+
+
+def output_of(command: str, folder: str) -> str:
+    """What a command prints, run from the project's root with a store of its own."""
+    words = shlex.split(command)
+    if words[0] == "glassbox":
+        words = [sys.executable, "-c", "from glassbox.cli.main import main; main()", *words[1:]]
+    elif words[0].startswith("python"):
+        words[0] = sys.executable
+    env = {**os.environ, "XDG_DATA_HOME": folder, "COLUMNS": "80"}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
+    if done.returncode:
+        raise SystemExit(f"{command}: exit {done.returncode}: {done.stderr.strip()}")
+    return done.stdout.replace(folder, "~/.local/share").rstrip() + "\n"
+
+
+def stable(text: str) -> list[str]:
+    return [line.rstrip() for line in text.splitlines() if not VOLATILE.search(line)]
+
+
+def main(check: bool) -> int:
+    drifted = 0
+    for document in DOCUMENTS:
+        text = document.read_text()
+        with tempfile.TemporaryDirectory() as folder:
+
+            def fill(block: re.Match[str], folder: str = folder) -> str:
+                nonlocal drifted
+                if check and block["kind"] == "measure":
+                    return block[0]
+                output = output_of(block["command"], folder)
+                if check and stable(output) != stable(block["output"]):
+                    drifted += 1
+                    print(f"{document.name}: the output of `{block['command']}` has changed")
+                return f"<!-- {block['kind']}: {block['command']} -->\n```{block['lang']}\n{output}```\n"
+
+            filled = BLOCK.sub(fill, text)
+        if not check:
+            document.write_text(filled)
+    return 1 if drifted else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("--check" in sys.argv[1:]))
