@@ -1,4 +1,6 @@
-"""Glassbox and llama.cpp on the same file, prompt and threads, in turns.   python benchmarks/versus.py [--model M] [--rounds N]
+"""Glassbox and llama.cpp on the same file, prompt and threads, in turns.
+
+    python benchmarks/versus.py [--model M] [--rounds N]
 
 Needs the `xllamacpp` wheel (`make versus` installs it). Prints medians with the spread, and the ratio of the medians.
 """

@@ -1,6 +1,6 @@
 """Fills the documents with the real output of commands, and checks that they have not drifted.
 
-    python tools/docs.py            run every command and write its output below it
+    python tools/docs.py [NAME…]    run every command and write its output below it
     python tools/docs.py --check    run those that are the same everywhere and compare; exit 1 on drift
 
 A command stands in a comment, its output in the fenced block after it:
@@ -38,34 +38,44 @@ def output_of(command: str, folder: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=env)
     if done.returncode:
         raise SystemExit(f"{command}: exit {done.returncode}: {done.stderr.strip()}")
-    return done.stdout.replace(folder, "~/.local/share").rstrip() + "\n"
+    lines = done.stdout.replace(folder, "~/.local/share").rstrip().splitlines()
+    return "".join(line.rstrip() + "\n" for line in lines)
 
 
 def stable(text: str) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if not VOLATILE.search(line)]
 
 
-def main(check: bool) -> int:
-    drifted = 0
+def filled(document: Path, check: bool) -> tuple[str, list[str]]:
+    """The document with every output made anew, and the commands whose output has changed."""
+    drifted: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+
+        def fill(block: re.Match[str]) -> str:
+            if check and block["kind"] == "measure":
+                return block[0]
+            output = output_of(block["command"], folder)
+            if stable(output) != stable(block["output"]):
+                drifted.append(block["command"])
+            return f"<!-- {block['kind']}: {block['command']} -->\n```{block['lang']}\n{output}```\n"
+
+        return BLOCK.sub(fill, document.read_text()), drifted
+
+
+def main(check: bool, names: list[str]) -> int:
+    code = 0
     for document in DOCUMENTS:
-        text = document.read_text()
-        with tempfile.TemporaryDirectory() as folder:
-
-            def fill(block: re.Match[str], folder: str = folder) -> str:
-                nonlocal drifted
-                if check and block["kind"] == "measure":
-                    return block[0]
-                output = output_of(block["command"], folder)
-                if check and stable(output) != stable(block["output"]):
-                    drifted += 1
-                    print(f"{document.name}: the output of `{block['command']}` has changed")
-                return f"<!-- {block['kind']}: {block['command']} -->\n```{block['lang']}\n{output}```\n"
-
-            filled = BLOCK.sub(fill, text)
+        if names and document.name not in names:
+            continue
+        text, drifted = filled(document, check)
         if not check:
-            document.write_text(filled)
-    return 1 if drifted else 0
+            document.write_text(text)
+            continue
+        for command in drifted:
+            print(f"{document.name}: the output of `{command}` has changed")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("--check" in sys.argv[1:]))
+    raise SystemExit(main("--check" in sys.argv, [a for a in sys.argv[1:] if not a.startswith("--")]))

@@ -20,8 +20,11 @@ def models() -> None:
     """List the models that have a name, and which of them are here."""
     from glassbox.weights.source import known_models
 
-    out = console()
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
     for m in known_models():
-        where = "here" if m.pulled else "not pulled"
-        out.print(f"{m.name:<14} {m.size / 1e6:>5.0f} MB  {m.licence:<12} {where:<11} {m.file}", no_wrap=True)
-    out.print(f"{'bigram':<14} {'':>8}  {'':<12} {'here':<11} the lab's four-token table", no_wrap=True)
+        table.add_row(*map(Text, (m.name, f"{m.size / 1e6:.0f} MB", m.licence, "here" if m.pulled else "not pulled")))
+    table.add_row(*map(Text, ("bigram", "", "Apache-2.0", "here: the lab's four-token table")))
+    console().print(table)
