@@ -18,10 +18,10 @@ def pull_model(name: str = typer.Argument(help="A name from `glassbox models`, o
 
 def models() -> None:
     """List the models that have a name, and which of them are here."""
-    from glassbox.weights.source import known_models
-
     from rich.table import Table
     from rich.text import Text
+
+    from glassbox.weights.source import known_models
 
     table = Table.grid(padding=(0, 2))
     for m in known_models():
