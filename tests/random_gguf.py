@@ -47,13 +47,13 @@ def write(
 
 
 def _vocabulary(w: gguf.GGUFWriter) -> None:
-    """One printable character a token, by byte-level rules; the last one ends a text."""
-    tokens = [chr(c) for c in range(33, 127)] + ["Ġ", "<|end|>"]
+    """One printable character a token (and one merge), by byte-level rules; the last one ends a text."""
+    tokens = [chr(c) for c in range(33, 126)] + ["ab", "Ġ", "<|end|>"]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
     w.add_token_list(tokens)
     w.add_token_types([1] * (len(tokens) - 1) + [3])
-    w.add_token_merges([])
+    w.add_token_merges(["a b"])
     w.add_eos_token_id(len(tokens) - 1)
 
 

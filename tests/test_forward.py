@@ -123,9 +123,9 @@ def test_company_changes_no_bit(model: TransformerModel) -> None:
 
 
 def test_pages_come_back(model: TransformerModel) -> None:
-    before = model.pool.in_use
+    before = model.pool.used
     run(model, IDS * 3)
-    assert model.pool.in_use == before
+    assert model.pool.used == before
 
 
 def test_looking_changes_no_bit(model: TransformerModel) -> None:

@@ -32,7 +32,7 @@ class Scripted:
         self.script, self.prompt, self.vocab_size = script, prompt, vocab
 
     def new_cache(self) -> Cache:
-        return Cache(PagePool(PageShape(0, 0, 0)))
+        return Cache(PagePool(PageShape((), 0, 0)))
 
     def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
         rows = []

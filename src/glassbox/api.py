@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glassbox.cache.pages import Cache
+from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
 from glassbox.errors import ModelNotFound, ParameterError, PromptError
@@ -36,18 +38,19 @@ Announce = Callable[[str], None]
 
 
 def load(
-    name: str | Path = "smollm2-135m", *, threads: int | None = None, announce: Announce | None = None,
-    progress: Progress | None = None,
+    name: str | Path = "smollm2-135m", *, threads: int | None = None, kv: str = "f32", kv_limit: int | None = None,
+    announce: Announce | None = None, progress: Progress | None = None,
 ) -> Model:  # fmt: skip
     """A model by name ("smollm2-135m", "bigram", "hf:owner/repo") or path to a .gguf file.
 
-    threads: default GLASSBOX_THREADS or the physical cores. announce hears of slow first steps, progress of downloads.
+    threads: default GLASSBOX_THREADS or the physical cores. kv: how keys and values are kept, "f32" (exact), "f16" or
+    "q8"; kv_limit: bytes they may take together. announce hears of slow first steps, progress of downloads.
     Raises ModelNotFound, ModelFormatError, Unsupported, KernelError, ParameterError.
     """
     if str(name) == "bigram":
         return Model("bigram", BigramModel(), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
     file = _open(name, progress)
-    transformer = TransformerModel(file, threads=threads, announce=announce)
+    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=kv_limit, announce=announce)
     tokenizer = Tokenizer.from_gguf(file.metadata)
     return Model(str(name), transformer, tokenizer, file.metadata, file_digest(file.path), file.path)
 
@@ -70,7 +73,7 @@ def _open(name: str | Path, progress: Progress | None) -> Gguf:
 
 
 class Model:
-    """A model with its tokenizer. Not for use from several threads at once."""
+    """A model with its tokenizer and its engine. Streams may run side by side, from one thread or from several."""
 
     def __init__(
         self, name: str, model: AnyModel, tokenizer: Tokenizer, metadata: Mapping[str, Any], sha256: str,
@@ -80,6 +83,7 @@ class Model:
         self.model, self.sha256 = model, sha256
         if len(tokenizer.vocab) > model.vocab_size:
             raise PromptError(f"the tokenizer has {len(tokenizer.vocab)} tokens, but the model only {model.vocab_size}")
+        self.engine = Engine(model, prefix_store(model, sha256))
 
     @property
     def context(self) -> int:
@@ -102,12 +106,12 @@ class Model:
 
     def logits(self, ids: Sequence[int]) -> F32:
         """float32 [T, V]: row t is about the token after ids[t]. Raises PromptError, ContextOverflow."""
-        with fresh_cache(self.model) as cache:
+        with self.engine.lock, fresh_cache(self.model) as cache:
             return forward(self.model, ids, cache, rows="all")[0]
 
     def observe(self, ids: Sequence[int], points: Iterable[str]) -> dict[str, F32]:
         """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
-        with fresh_cache(self.model) as cache:
+        with self.engine.lock, fresh_cache(self.model) as cache:
             return forward(self.model, ids, cache, points)[1]
 
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
@@ -122,6 +126,7 @@ class Model:
         policy: Policy | None = None, seed: int | None = None, max_tokens: int = MAX_TOKENS,
         stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
+        reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text",
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
@@ -129,21 +134,26 @@ class Model:
         prompt: text as it is, no template. messages: through the chat template. ids: as they are.
 
         policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
+        reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
+        speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         encoding, clock = self._prompt(prompt, messages, ids, now)
         check_ids(self.model, encoding.ids, 0)
+        if time_limit is not None and not 0 < time_limit < math.inf:
+            raise ParameterError("time_limit", time_limit, "a positive number of seconds")
         request = Request(
             model=self.name, encoding=encoding, policy=policy if policy is not None else Policy(),
             seed=draw_seed() if seed is None else check_seed(seed), max_tokens=max_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop), stop_ids=tuple(stop_ids), ignore_eos=ignore_eos,
+            reuse=reuse, salt=salt, speculate=speculate, time_limit=time_limit,
             messages=None if messages is None else tuple(messages), sources=dict(sources or {}),
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
         recorder = Recorder(store, level=level, retain=retain)
-        return Stream(Engine(self.model), generation, recorder, self._provenance(clock), self.tokenizer.vocab)
+        return Stream(self.engine, generation, recorder, self._provenance(clock), self.tokenizer.vocab)
 
     def _prompt(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None
@@ -179,6 +189,16 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.model!r}>"
+
+
+def prefix_store(model: AnyModel, sha256: str) -> PrefixStore | None:
+    """Where a model's computed prompts are kept; None for a model that has no keys and values."""
+    pool = model.new_cache().pool
+    if not pool.shape.groups:
+        return None
+    store = PrefixStore(pool, ["model", sha256, "engine", model.fingerprint, "kv", pool.shape.kind])
+    pool.reclaim = store.evict
+    return store
 
 
 @contextmanager

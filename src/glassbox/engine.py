@@ -1,83 +1,173 @@
 """Many sequences, one model: in each pass every running sequence gets its next token, and prompts are read in chunks.
 
-Decodes come first and prompts share what is left of a pass, so a long prompt does not stop the others. Who else is in a
-pass cannot change a sequence's bits (model/kernels/matmul.py), so one sequence alone takes the same path.
+Decodes come first and prompts share what is left of a pass, so a long prompt does not stop the others. A sequence is
+let in when the pages it may come to need are there, in order of arrival. Who else is in a pass cannot change a
+sequence's bits (model/kernels/matmul.py), so one sequence alone takes the same path.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from glassbox.errors import GlassboxError
+from glassbox.cache.prefix import PrefixStore
+from glassbox.errors import GlassboxError, OutOfMemory
 from glassbox.generation import Generation, Step
 from glassbox.model.execute import CHUNK, Part
 from glassbox.model.model import AnyModel
 
+BESIDE = 32  # prompt ids in a pass that also decodes: bounds how long the decodes wait
+MOST_RUNNING = 64
 
-@dataclass(slots=True)
+
 class Engine:
-    """The sequences that are under way, in the order they came."""
+    """The sequences of one model. Threads may use it at once: one of them runs a pass, for all."""
 
-    model: AnyModel
-    running: list[Generation] = field(default_factory=list)
+    def __init__(self, model: AnyModel, prefixes: PrefixStore | None = None) -> None:
+        self.model, self.prefixes = model, prefixes
+        self.waiting: deque[Generation] = deque()
+        self.running: list[Generation] = []
+        self.lock = threading.RLock()
 
     def add(self, generation: Generation) -> None:
-        self.running.append(generation)
-
-    def step(self) -> list[tuple[Generation, Step | GlassboxError]]:
-        """One pass. Returns each token it made; a sequence that fails gets its error and leaves the others alone."""
-        chosen = self._share_out()
-        parts, complete = [], []
-        for generation, ids in chosen:
-            generation.start()
-            generation.cache.reserve(generation.cache.length + len(ids))
-            complete.append(len(ids) == len(generation.pending))
-            parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - complete[-1], len(ids))))
-        begin = time.perf_counter_ns()
-        logits = self.model.forward_parts(parts).logits  # [sequences whose pending ids are all done, V]
-        took = time.perf_counter_ns() - begin
-        rows = iter(logits)
-        made: list[tuple[Generation, Step | GlassboxError]] = []
-        for (generation, _), ready in zip(chosen, complete, strict=True):
-            if ready:
-                made.append((generation, self._advance(generation, next(rows), took)))
-        self.running = [g for g in self.running if not g.done]
-        return made
+        """Queue a sequence. Raises OutOfMemory if it could never fit."""
+        pool, need = generation.cache.pool, self._need(generation)
+        if need > pool.limit:
+            raise OutOfMemory(f"a sequence of up to {self._length(generation)} positions", need, pool.limit)
+        with self.lock:
+            self.waiting.append(generation)
 
     def stream(self, generation: Generation) -> Iterator[Step]:
         """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it."""
         self.add(generation)
         try:
-            while not generation.done:
-                for owner, event in self.step():
-                    if owner is not generation:
-                        continue
+            while True:
+                with self.lock:
+                    while not generation.inbox and not generation.done:
+                        self.step()
+                    events = list(generation.inbox)
+                    generation.inbox.clear()
+                if not events:
+                    return
+                for event in events:
                     if isinstance(event, GlassboxError):
                         raise event
                     yield event
         finally:
+            self.drop(generation)
+
+    def drop(self, generation: Generation) -> None:
+        """Take a sequence out, wherever it is, and give its pages back. Cancels it if it has not ended."""
+        with self.lock:
             generation.stop("cancelled")
-            generation.cache.release()
-            self.running = [g for g in self.running if g is not generation]
+            self._leave(generation)
+
+    def step(self) -> None:
+        """One pass: every token it makes goes into its generation's inbox, every error too."""
+        with self.lock:
+            for generation in [*self.running, *self.waiting]:
+                if generation.late:
+                    self._end(generation, "time")
+            self._admit()
+            chosen = [(g, ids) for g, ids in self._share_out() if self._ready(g, len(ids))]
+            if chosen:
+                self._pass(chosen)
+
+    def _pass(self, chosen: list[tuple[Generation, list[int]]]) -> None:
+        parts, counts = [], []
+        for generation, ids in chosen:
+            generation.start()
+            # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess.
+            whole = len(ids) == len(generation.pending)
+            counts.append(len(ids) if generation.decoding else int(whole))
+            parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids))))
+        begin = time.perf_counter_ns()
+        logits = self.model.forward_parts(parts).logits  # [sum of counts, V]
+        took = time.perf_counter_ns() - begin
+        ends = np.cumsum(counts)
+        for (generation, _), count, end in zip(chosen, counts, ends, strict=True):
+            if count:
+                self._accept(generation, logits[end - count : end], took)
+            generation.cache.trim()
+
+    def _accept(self, generation: Generation, rows: np.ndarray, took: int) -> None:
+        if generation.steps == 0:
+            self._remember(generation, whole_pages=True)
+        try:
+            generation.accept(rows, took)
+        except GlassboxError as e:
+            self._fail(generation, e)
+            return
+        if generation.done:
+            self._remember(generation)
+            self._leave(generation)
+
+    def _remember(self, generation: Generation, *, whole_pages: bool = False) -> None:
+        """Keep what it computed for later prompts that begin so."""
+        if self.prefixes is not None and generation.request.reuse:
+            self.prefixes.insert(generation.cache, generation.ids, generation.request.salt, whole_pages=whole_pages)
+
+    def _admit(self) -> None:
+        """Let in whoever fits, in order of arrival."""
+        while self.waiting and len(self.running) < MOST_RUNNING:
+            generation = self.waiting[0]
+            if sum(map(self._need, [*self.running, generation])) > generation.cache.pool.limit:
+                return
+            self.running.append(self.waiting.popleft())
+            if self.prefixes is not None and generation.request.reuse:
+                ids = generation.request.encoding.ids
+                generation.reused = self.prefixes.attach(generation.cache, ids, generation.request.salt)
+
+    def _length(self, generation: Generation) -> int:
+        asked = len(generation.request.encoding.ids) + generation.request.max_tokens
+        return min(asked, self.model.context)
+
+    def _need(self, generation: Generation) -> int:
+        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied."""
+        shape = generation.cache.pool.shape
+        spare = sum(shape.page_bytes(g) for g in range(len(shape.groups)))
+        return shape.sequence_bytes(self._length(generation)) + spare
 
     def _share_out(self) -> list[tuple[Generation, list[int]]]:
-        """Which ids go into the next pass: at most CHUNK, single ids before prompts, prompts in order."""
-        waiting = [(g, g.pending) for g in self.running]
-        waiting.sort(key=lambda w: len(w[1]) > 1)  # stable: first come, first served among equals
-        room, chosen = CHUNK, []
-        for generation, ids in waiting:
-            if room:
-                chosen.append((generation, ids[:room]))
-                room -= len(chosen[-1][1])
+        """Which ids go into the next pass: at most CHUNK; first those that decode, then prompts, in equal shares."""
+        decoding = [(g, g.pending) for g in self.running if g.decoding]
+        reading = [(g, g.pending) for g in self.running if not g.decoding]
+        room, chosen = CHUNK - len(decoding), []
+        for generation, ids in decoding:
+            chosen.append((generation, ids[: 1 + room]))  # guesses only as far as there is room
+            room -= len(chosen[-1][1]) - 1
+        if decoding:
+            room = min(room, BESIDE)
+        for i, (generation, ids) in enumerate(reading):
+            share = min(len(ids), -(-room // (len(reading) - i)))
+            if share > 0:
+                chosen.append((generation, ids[:share]))
+                room -= share
         return chosen
 
-    def _advance(self, generation: Generation, logits: np.ndarray, took: int) -> Step | GlassboxError:
+    def _ready(self, generation: Generation, count: int) -> bool:
+        """Make its next positions writable; a sequence that cannot have them ends, and leaves the others alone."""
         try:
-            return generation.advance(logits, took)
-        except GlassboxError as e:
-            generation.stop("error", str(e))
-            return e
+            generation.cache.reserve(generation.cache.length + count)
+        except OutOfMemory as e:
+            self._fail(generation, e)
+            return False
+        return True
+
+    def _fail(self, generation: Generation, error: GlassboxError) -> None:
+        generation.stop("error", str(error))
+        generation.inbox.append(error)
+        self._leave(generation)
+
+    def _end(self, generation: Generation, kind: str) -> None:
+        generation.stop("time" if kind == "time" else "cancelled")
+        self._leave(generation)
+
+    def _leave(self, generation: Generation) -> None:
+        generation.cache.release()
+        self.running = [g for g in self.running if g is not generation]
+        self.waiting = deque(g for g in self.waiting if g is not generation)

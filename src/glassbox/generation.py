@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from glassbox.cache.pages import Cache
+from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
+from glassbox.draft import PromptLookup
+from glassbox.errors import GlassboxError
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
@@ -35,6 +39,10 @@ class Request:
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     sequence: int = 0
+    reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
+    salt: str = ""  # reuse only among requests with the same salt
+    speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
+    time_limit: float | None = None  # seconds from arrival
     messages: tuple[Mapping[str, Any], ...] | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
 
@@ -80,6 +88,7 @@ class Step:
     logits_hash: str  # 16 hex digits over the bytes of the float32 logits
     model_ns: int  # time in the forward pass that gave these logits
     policy_ns: int  # time from logits to the chosen id
+    drafted: bool = False  # guessed beforehand and found right
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,7 @@ class Outcome:
     text: str
     usage: Usage
     timings: Timings
+    reuse: str | None = None  # why no more of the prompt came out of the cache; None where none was looked for
 
 
 class Generation:
@@ -113,10 +123,11 @@ class Generation:
 
     def __init__(self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int) -> None:
         prompt = request.encoding.ids
-        self.request, self.cache = request, cache
+        self.request, self.cache, self._context = request, cache, context
         self.ids = list(prompt)  # prompt and output
         self.steps = 0
-        self.cached = cache.length
+        self.reused: Reuse | None = None
+        self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
         self._detokenizer = tokenizer.detokenizer(prompt)
@@ -129,11 +140,28 @@ class Generation:
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
         self._first_token: int | None = None
+        self._draft: list[int] = []
+        self._lookup = PromptLookup() if request.speculate else None
 
     @property
     def pending(self) -> list[int]:
-        """The ids that are not in the cache yet: of the prompt at first, then the one just chosen."""
-        return self.ids[self.cache.length :]
+        """The ids that are not in the cache yet: of the prompt at first, then the one just chosen and those guessed."""
+        return self.ids[self.cache.length :] + self._draft
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its prompt is in the cache."""
+        return self.cache.length >= len(self.request.encoding.ids)
+
+    @property
+    def cached(self) -> int:
+        """How many of the prompt's positions came out of an earlier one's pages."""
+        return self.reused.length if self.reused else 0
+
+    @property
+    def late(self) -> bool:
+        limit = self.request.time_limit
+        return limit is not None and time.perf_counter_ns() - self._arrived > limit * 1e9
 
     @property
     def done(self) -> bool:
@@ -144,7 +172,24 @@ class Generation:
         if self._started is None:
             self._started = time.perf_counter_ns()
 
-    def advance(self, logits: F32, model_ns: int) -> Step:
+    def accept(self, rows: F32, model_ns: int) -> None:
+        """Rows of logits for the last id and each guessed one [n, V] -> tokens, as far as the guesses were right."""
+        draft, self._draft = self._draft, []
+        for i, row in enumerate(rows):
+            step = self.advance(row, model_ns // len(rows), drafted=i > 0)
+            self.inbox.append(step)
+            if self.done or i == len(draft) or step.id != draft[i]:
+                break
+        self.cache.truncate(len(self.ids) - 1)  # positions of guesses that were wrong
+        if self._lookup is not None and not self.done:
+            self._draft = self._lookup.guess(self.ids)[: self._room]
+
+    @property
+    def _room(self) -> int:
+        """How many guesses can be of use before a limit ends it."""
+        return max(0, min(self.request.max_tokens - self.steps, self._context - len(self.ids)) - 1)
+
+    def advance(self, logits: F32, model_ns: int, drafted: bool = False) -> Step:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
         r, position = self.request, len(self.ids)
@@ -177,6 +222,7 @@ class Generation:
             logits_hash=logits_hash(logits),
             model_ns=model_ns,
             policy_ns=chosen - begin,
+            drafted=drafted,
         )
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
@@ -196,7 +242,8 @@ class Generation:
         first = None if self._first_token is None else self._first_token - arrived
         usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
         timings = Timings(queue_ns=started - arrived, first_token_ns=first, total_ns=now - arrived)
-        self.outcome = Outcome(ending, "".join(self._text), usage, timings)
+        why = self.reused.why if self.reused else None
+        self.outcome = Outcome(ending, "".join(self._text), usage, timings, why)
 
 
 def logits_hash(logits: F32) -> str:

@@ -21,7 +21,7 @@ from glassbox.types import FinishReason
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024
 
-Kind = Literal["eos", "stop_id", "stop_string", "max_tokens", "context_end", "cancelled", "error"]
+Kind = Literal["eos", "stop_id", "stop_string", "max_tokens", "context_end", "cancelled", "time", "error"]
 
 _FINISH: dict[str, FinishReason] = {
     "eos": "stop",
@@ -30,6 +30,7 @@ _FINISH: dict[str, FinishReason] = {
     "max_tokens": "length",
     "context_end": "length",
     "cancelled": "cancelled",
+    "time": "time",
     "error": "error",
 }
 _DETAIL = {"eos": "id", "stop_id": "id", "stop_string": "text", "max_tokens": "limit", "context_end": "limit"}

@@ -1,105 +1,214 @@
-"""Where keys and values live: pages of a fixed number of positions, and the table of one sequence.
+"""Where keys and values live: pages of a fixed number of positions, counted references, and one sequence's tables.
 
-A page holds PAGE positions of every layer, so a sequence's table is one list of addresses (the order inside a page is
-in model/kernels/attention.py). Pages come from a pool that knows its limit in bytes before it takes them.
+Layers fall into groups: those that see every position, and those that see a window. Each group has pages and a table of
+its own, so that the windowed layers can give back what no query will read again. A page is shared by any number of
+sequences and copied by the one that writes to it. The order of bytes inside is in model/kernels/attention.py.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from glassbox.errors import OutOfMemory
-from glassbox.types import F32, I64
+from glassbox.types import I64, U8
 
 PAGE = 32  # positions a page holds
+KINDS = {"f32": (4, 0), "f16": (2, 0), "q8": (1, 4)}  # bytes of a number, bytes of a scale for each position and head
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that see equally far: how many they are, and how many positions each sees (0: all)."""
+
+    layers: int
+    window: int
 
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """What a page must hold: bytes = positions × layers × 2 × key-value heads × head width × 4."""
+    """What pages must hold. Bytes = positions × layers × 2 × key-value heads × (head width × bytes + scale bytes)."""
 
-    layers: int
+    groups: tuple[Group, ...]
     kv_heads: int
     head_width: int
+    kind: str = "f32"
 
     @property
     def layer_bytes(self) -> int:
-        return PAGE * 2 * self.kv_heads * self.head_width * 4
+        number, scale = KINDS[self.kind]
+        return PAGE * 2 * self.kv_heads * (self.head_width * number + scale)
 
-    @property
-    def page_bytes(self) -> int:
-        return self.layers * self.layer_bytes
+    def page_bytes(self, group: int) -> int:
+        return self.groups[group].layers * self.layer_bytes
+
+    def sequence_bytes(self, length: int) -> int:
+        """What one sequence of that length takes at most, windows given back."""
+        return sum(self.pages(g, length) * self.page_bytes(g) for g in range(len(self.groups)))
+
+    def pages(self, group: int, length: int) -> int:
+        """Pages that a sequence of that length holds of one group: all, or those a window can reach into."""
+        whole, window = -(-length // PAGE), self.groups[group].window
+        return min(whole, -(-(window + READ_AHEAD) // PAGE) + 1) if window else whole
+
+
+READ_AHEAD = 128  # positions a pass may add before it gives pages back
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A block of memory, its address, and how many hold it."""
+
+    memory: U8
+    group: int
+    address: int
+    refs: int = 1
 
 
 class PagePool:
-    """Pages that are in use and pages that are free. Not thread-safe: the engine owns it."""
+    """Makes pages up to a limit in bytes and takes them back. Not thread-safe: the engine owns it."""
 
     def __init__(self, shape: PageShape, limit: int | None = None) -> None:
-        """limit: bytes all pages together may take; the memory of this machine when not given."""
+        """limit: bytes all pages together may take; the free memory of this machine when not given."""
         self.shape = shape
         self.limit = limit if limit is not None else available_memory()
-        self.taken = 0  # pages ever made
-        self._free: list[F32] = []
+        self.used = 0  # bytes of pages somebody holds
+        self.reclaim: Callable[[], bool] | None = None  # lets go of a page that is held only in case; False if none is
+        self._free: list[list[Page]] = [[] for _ in shape.groups]
+        self._made = 0  # bytes of pages that exist
 
     @property
-    def in_use(self) -> int:
-        return self.taken - len(self._free)
+    def left(self) -> int:
+        """Bytes that can still be taken."""
+        return self.limit - self.used
 
-    def check(self, pages: int) -> None:
-        """Raises OutOfMemory, with both numbers, if so many more pages would not fit."""
-        needed = max(0, pages - len(self._free)) * self.shape.page_bytes
-        left = self.limit - self.taken * self.shape.page_bytes
-        if needed > left:
-            raise OutOfMemory(f"a cache of {pages * PAGE} positions", needed, max(0, left))
+    def take(self, group: int) -> Page:
+        """A page nobody holds. Raises OutOfMemory, with both numbers."""
+        size = self.shape.page_bytes(group)
+        while size > self.left and self.reclaim is not None and self.reclaim():
+            pass
+        if size > self.left:
+            raise OutOfMemory("a page of the cache", size, max(0, self.left))
+        self.used += size
+        if self._free[group]:
+            page = self._free[group].pop()
+            page.refs = 1
+            return page
+        if self._made + size > self.limit:  # free pages of another group hold the memory
+            self._drop_free()
+        self._made += size
+        memory: U8 = np.empty(size + 64, np.uint8)
+        begin = -memory.ctypes.data % 64  # a cache line
+        return Page(memory, group, memory.ctypes.data + begin)
 
-    def take(self) -> F32:
-        if self._free:
-            return self._free.pop()
-        self.check(1)
-        self.taken += 1
-        return np.empty(self.shape.page_bytes // 4, np.float32)
+    def share(self, page: Page) -> Page:
+        page.refs += 1
+        return page
 
-    def give(self, page: F32) -> None:
-        self._free.append(page)
+    def give(self, page: Page) -> None:
+        """One holder less."""
+        page.refs -= 1
+        if not page.refs:
+            self.used -= self.shape.page_bytes(page.group)
+            self._free[page.group].append(page)
+
+    def copy(self, page: Page) -> Page:
+        """A page of one's own with the same content; the caller's hold moves to it."""
+        mine = self.take(page.group)
+        size = self.shape.page_bytes(page.group)
+        here, there = _content(mine, size), _content(page, size)
+        here[:] = there
+        self.give(page)
+        return mine
+
+    def _drop_free(self) -> None:
+        self._made -= sum(self.shape.page_bytes(p.group) for free in self._free for p in free)
+        self._free = [[] for _ in self.shape.groups]
+
+
+def _content(page: Page, size: int) -> U8:
+    begin = page.address - page.memory.ctypes.data
+    return page.memory[begin : begin + size]
+
+
+@dataclass(slots=True)
+class Table:
+    """The pages of one group, by block of positions (None: given back), and their addresses for the kernels."""
+
+    pages: list[Page | None] = field(default_factory=list)
+    addresses: I64 = field(default_factory=lambda: np.zeros(16, np.int64))
+
+    def put(self, block: int, page: Page | None) -> None:
+        while block >= len(self.addresses):
+            self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)])
+        if block == len(self.pages):
+            self.pages.append(page)
+        else:
+            self.pages[block] = page
+        self.addresses[block] = 0 if page is None else page.address
 
 
 class Cache:
-    """The keys and values of one sequence. `length` positions are valid; `table` holds the addresses of its pages."""
+    """The keys and values of one sequence. `length` positions are valid."""
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
         self.length = 0
-        self._pages: list[F32] = []
-        self.table: I64 = np.zeros(16, np.int64)
+        self.tables = [Table() for _ in pool.shape.groups]
 
     def reserve(self, length: int) -> None:
-        """Make room for so many positions. Raises OutOfMemory; what was there stays."""
-        need = -(-length // PAGE) - len(self._pages)
-        if need > 0:
-            self.pool.check(need)
-        for _ in range(need):
-            page = self.pool.take()
-            if len(self._pages) == len(self.table):
-                self.table = np.concatenate([self.table, np.zeros_like(self.table)])
-            self.table[len(self._pages)] = page.ctypes.data
-            self._pages.append(page)
+        """Make positions up to `length` writable from here on. Raises OutOfMemory; what was there stays."""
+        first = self.length // PAGE
+        for group, table in enumerate(self.tables):
+            window = self.pool.shape.groups[group].window
+            low = max(0, self.length - window + 1) if window else 0
+            if any(page is None for page in table.pages[low // PAGE : first]):
+                raise RuntimeError("a windowed layer has given back positions that would be read")
+            if length > self.length and first < len(table.pages) and self.length % PAGE:
+                page = table.pages[first]
+                if page is not None and page.refs > 1:  # others read this page: write to a copy
+                    table.put(first, self.pool.copy(page))
+            for block in range(len(table.pages), -(-length // PAGE)):
+                table.put(block, self.pool.take(group))
+
+    def trim(self) -> None:
+        """Give back the pages of windowed layers that no later query can read."""
+        for group, table in zip(self.pool.shape.groups, self.tables, strict=True):
+            if group.window:
+                for block in range(max(0, self.length - group.window + 1) // PAGE):
+                    page = table.pages[block]
+                    if page is not None:
+                        self.pool.give(page)
+                        table.pages[block] = None
 
     def truncate(self, length: int) -> None:
-        """Forget every position from `length` on."""
+        """Forget every position from `length` on. Windowed pages that are gone already do not come back."""
         self.length = min(self.length, length)
-        for page in self._pages[-(-self.length // PAGE) :]:
-            self.pool.give(page)
-        del self._pages[-(-self.length // PAGE) :]
+        for table in self.tables:
+            for page in table.pages[-(-self.length // PAGE) :]:
+                if page is not None:
+                    self.pool.give(page)
+            del table.pages[-(-self.length // PAGE) :]
+
+    def fork(self) -> Cache:
+        """Another sequence with the same positions, sharing every page."""
+        twin = Cache(self.pool)
+        for mine, table in zip(twin.tables, self.tables, strict=True):
+            mine.pages = [None if page is None else self.pool.share(page) for page in table.pages]
+            mine.addresses = table.addresses.copy()
+        twin.length = self.length
+        return twin
 
     def release(self) -> None:
         """Give every page back."""
         self.truncate(0)
 
     def __repr__(self) -> str:
-        return f"<Cache of {self.length} positions in {len(self._pages)} pages>"
+        held = sum(page is not None for table in self.tables for page in table.pages)
+        return f"<Cache of {self.length} positions in {held} pages>"
 
 
 def available_memory() -> int:

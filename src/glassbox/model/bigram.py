@@ -45,7 +45,7 @@ class BigramModel:
     threads = 1
 
     def __init__(self) -> None:
-        self._pool = PagePool(PageShape(0, 0, 0))
+        self._pool = PagePool(PageShape((), 0, 0))
 
     def new_cache(self) -> Cache:
         return Cache(self._pool)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from glassbox.cache.pages import Cache
+from glassbox.cache.pages import KINDS, Cache, PageShape
 from glassbox.model.kernels import program as pr
 from glassbox.model.threads import Job, Team
 from glassbox.model.transformer import Sheet
@@ -36,10 +36,10 @@ class Computed:
 class Executor:
     """One sheet with memory for its buffers."""
 
-    def __init__(self, sheet: Sheet, team: Team, layer_bytes: int, scratch_width: int) -> None:
-        """layer_bytes: of a page; scratch_width: float32 that decoding a tile of the widest matrix takes."""
+    def __init__(self, sheet: Sheet, team: Team, shape: PageShape, scratch_width: int) -> None:
+        """shape: of the cache's pages; scratch_width: float32 that decoding a tile of the widest matrix takes."""
         self.sheet, self.team = sheet, team
-        self.layer_bytes, self.scratch_width = layer_bytes, scratch_width
+        self.shape, self.scratch_width = shape, scratch_width
         self._code = sheet.program.array()
         self._capacity = 0
         self._memory: list[F32] = []
@@ -52,7 +52,11 @@ class Executor:
         """
         ids = np.concatenate([p.ids for p in parts])
         positions = np.concatenate([p.cache.length + np.arange(len(p.ids)) for p in parts])
-        tables = np.concatenate([np.full(len(p.ids), p.cache.table.ctypes.data) for p in parts])
+        groups = range(len(parts[0].cache.tables))
+        tables = np.array(  # [groups, T]: address of each token's page table
+            [[p.cache.tables[g].addresses.ctypes.data for p in parts for _ in range(len(p.ids))] for g in groups],
+            np.int64,
+        )
         starts = np.cumsum([0, *(len(p.ids) for p in parts)])
         rows = np.concatenate([s + np.arange(p.rows.start, p.rows.stop) for s, p in zip(starts, parts, strict=False)])
         see_width = int(positions.max()) + 1
@@ -95,10 +99,11 @@ class Executor:
         header = np.zeros(pr.HEADER, np.int64)
         header[[
             pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.ROWS, pr.IDS, pr.POSITIONS, pr.TABLES,
-            pr.OUT_ROWS, pr.CLAIMS, pr.DONE, pr.SCRATCH, pr.SCRATCH_STRIDE, pr.LAYER_BYTES, pr.SEE_WIDTH,
+            pr.OUT_ROWS, pr.CLAIMS, pr.DONE, pr.SCRATCH, pr.SCRATCH_STRIDE, pr.LAYER_BYTES, pr.SEE_WIDTH, pr.KV_KIND,
         ]] = [
             self._code.ctypes.data, len(self._code), addresses.ctypes.data, strides.ctypes.data, len(ids), len(rows),
             ids.ctypes.data, positions.ctypes.data, tables.ctypes.data, rows.ctypes.data, counters.ctypes.data,
-            counters[-1:].ctypes.data, self._scratch.ctypes.data, stride, self.layer_bytes, see_width,
+            counters[-1:].ctypes.data, self._scratch.ctypes.data, stride, self.shape.layer_bytes, see_width,
+            list(KINDS).index(self.shape.kind),
         ]  # fmt: skip
         self.team.run(Job(header, (self._code, addresses, strides, counters)))

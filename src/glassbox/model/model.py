@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from glassbox.cache.pages import Cache, PagePool, PageShape
-from glassbox.errors import ContextOverflow, PromptError
+from glassbox.cache.pages import KINDS, Cache, Group, PagePool, PageShape
+from glassbox.errors import ContextOverflow, ParameterError, PromptError
 from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.points import check_points
@@ -96,18 +96,29 @@ def join_point(name: str, pieces: list[F32]) -> F32:
     return np.concatenate(pieces)
 
 
+def page_shape(spec: ModelSpec, kv: str) -> PageShape:
+    """What a page holds for this model, with keys and values kept as `kv`. Raises ParameterError."""
+    if kv not in KINDS:
+        raise ParameterError("kv", kv, f"one of {', '.join(KINDS)}")
+    windows = [spec.window_of(i) for i in range(spec.layers)]
+    groups = tuple(Group(windows.count(w), w) for w in spec.windows)
+    return PageShape(groups, spec.kv_heads, spec.head_width, kv)
+
+
 class TransformerModel:
     """A transformer with its weights packed and its kernels loaded."""
 
     def __init__(
-        self, file: Gguf, *, threads: int | None = None, announce: Callable[[str], None] | None = None
-    ) -> None:
+        self, file: Gguf, *, threads: int | None = None, kv: str = "f32", kv_limit: int | None = None,
+        announce: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
+        """kv: how keys and values are kept, a key of cache/pages.py's KINDS; kv_limit: bytes all of them may take."""
         table = file.tensors.get("token_embd.weight")
         self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
         self.path: Path = file.path
         self.weights = load_weights(file, self.spec)
         self.team = Team(load(announce), threads if threads is not None else thread_count())
-        self.pool = PagePool(PageShape(self.spec.layers, self.spec.kv_heads, self.spec.head_width))
+        self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
         self._ropes = RopeTables(self.spec.head_width, min(FIRST_POSITIONS, self.spec.context))
         self._executors: dict[frozenset[str], Executor] = {}
 
@@ -150,7 +161,7 @@ class TransformerModel:
         if look not in self._executors:
             sheet = write(self.spec, self.weights, self._ropes, look)
             widest = max(self.spec.width, self.spec.mlp_width, self.spec.heads * self.spec.head_width)
-            self._executors[look] = Executor(sheet, self.team, self.pool.shape.layer_bytes, 8 * widest)
+            self._executors[look] = Executor(sheet, self.team, self.pool.shape, 8 * widest)
         return self._executors[look]
 
     def _shape(self, name: str, value: F32) -> F32:

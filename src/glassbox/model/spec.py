@@ -43,6 +43,16 @@ class ModelSpec:
         local = self.window and (not self.global_every or (layer + 1) % self.global_every)
         return self.window if local else 0
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The different windows of this model's layers, those that see all first."""
+        return tuple(sorted({self.window_of(i) for i in range(self.layers)}))
+
+    def place_of(self, layer: int) -> tuple[int, int]:
+        """(group of layers with the same window, which layer of that group): where its keys and values lie."""
+        window = self.window_of(layer)
+        return self.windows.index(window), sum(self.window_of(i) == window for i in range(layer))
+
     def rope_base_of(self, layer: int) -> float:
         return self.local_rope_base if self.window_of(layer) and self.local_rope_base else self.rope_base
 

@@ -56,9 +56,9 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
         see(f"q.{i}", q)
         see(f"k.{i}", k)
         see(f"v.{i}", v)
-        p.store_kv(k, v, spec.kv_heads, spec.head_width, i)
+        p.store_kv(k, v, spec.kv_heads, spec.head_width, spec.place_of(i))
         p.attend(
-            z, q, spec.heads, spec.kv_heads, spec.head_width, i, spec.attn_scale, spec.window_of(i),
+            z, q, spec.heads, spec.kv_heads, spec.head_width, spec.place_of(i), spec.attn_scale, spec.window_of(i),
             scores=_square(sheet, f"attn_scores.{i}", look), probs=_square(sheet, f"attn_probs.{i}", look),
         )  # fmt: skip
         p.matmul(a, z, layer.o)

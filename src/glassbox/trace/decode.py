@@ -50,6 +50,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         stop_ids=tuple(json.loads(run["stop_ids"] or "[]")),
         ignore_eos=bool(run["ignore_eos"]),
         sequence=int(run["sequence"]),
+        **json.loads(run["options"]),
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
     )
@@ -93,6 +94,7 @@ def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: Pol
         logits_hash=r["logits_hash"].hex(),
         model_ns=r["model_ns"],
         policy_ns=r["policy_ns"],
+        drafted=bool(r["drafted"]),
     )
 
 
@@ -122,4 +124,5 @@ def outcome_of(run: Get) -> Outcome | None:
         run["text"] or "",
         Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]),
         Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"]),
+        run["reuse_why"],
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
 from glassbox.text.tokenizer import Encoding
-from glassbox.trace.rows import ASKED, ENDED, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
+from glassbox.trace.rows import ASKED, ENDED, OPTIONS, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
 
 TOP = struct.Struct("<id")  # an id and its probability
 
@@ -55,6 +55,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS}),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
@@ -99,6 +100,7 @@ def step_row(step: Step, request: Request, retain: Retain) -> Row:
         "step": int(step.step),
         "model_ns": int(step.model_ns),
         "policy_ns": int(step.policy_ns),
+        "drafted": int(step.drafted),
     }
     if retain == "text":
         values |= {"bytes": bytes(step.bytes), "text": step.text}
@@ -163,5 +165,6 @@ def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, re
             "queue_ns": int(timings.queue_ns),
             "first_token_ns": _int(timings.first_token_ns),
             "total_ns": int(timings.total_ns),
+            "reuse_why": outcome.reuse if retain != "none" else None,
         }
     return _row(ENDED, values)

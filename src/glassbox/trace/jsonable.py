@@ -46,6 +46,10 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "stop": list(r.stop),
         "stop_ids": list(r.stop_ids),
         "ignore_eos": r.ignore_eos,
+        "reuse": r.reuse,
+        "speculate": r.speculate,
+        "time_limit": r.time_limit,
+        "reuse_why": run.outcome.reuse if run.outcome and run.retain != "none" else None,
         "messages": None if r.messages is None else list(r.messages),
         "sources": dict(r.sources),
         "warnings": [*r.encoding.lossy, *r.encoding.notes],
@@ -93,6 +97,7 @@ def _step_dict(run: Run, s: Step) -> dict[str, Any]:
         "candidates": [row.to_dict() for row in s.candidates] if s.candidates or look else None,
         "model_ns": s.model_ns,
         "policy_ns": s.policy_ns,
+        "drafted": s.drafted,
     }
 
 

@@ -17,23 +17,26 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
+OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together
+
+
 def _columns(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
 PROVENANCE = _columns("model_sha256 tokenizer_sha256 template_sha256 engine glassbox threads clock")
 ASKED = PROVENANCE + _columns(
-    """id created owner level retain model seed policy max_tokens stop stop_ids ignore_eos sequence messages
+    """id created owner level retain model seed policy max_tokens stop stop_ids ignore_eos sequence options messages
     sources prompt_text prompt_lossy prompt_notes prompt_tokens parent parent_step"""
 )  # of run, known at the start
 ENDED = _columns(
     """finish_reason stop_kind stop_detail text cached_tokens completion_tokens queue_ns first_token_ns
-    total_ns error"""
+    total_ns reuse_why error"""
 )  # of run, known at the end
 SEGMENT = _columns("i origin role text trusted")
 POSITION = _columns(
     """pos step id bytes text segment kind span_lo span_hi kv logprob_raw logprob_final rank_raw ties entropy
-    u cdf_lo cdf_hi counter logits_hash model_ns policy_ns"""
+    u cdf_lo cdf_hi counter logits_hash model_ns policy_ns drafted"""
 )
 LEDGER = _columns(
     """pos i policy_step params alive_before alive_after mass_removed removed_count removed_ids entropy top

@@ -24,6 +24,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
+  options          TEXT NOT NULL,         -- JSON: reuse, salt, speculate, time_limit
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,
@@ -53,6 +54,7 @@ CREATE TABLE IF NOT EXISTS run (
   queue_ns         INTEGER,
   first_token_ns   INTEGER,
   total_ns         INTEGER,
+  reuse_why        TEXT,                  -- why no more of the prompt came out of the cache
   error            TEXT,
   seal             BLOB
 );
@@ -93,6 +95,7 @@ CREATE TABLE IF NOT EXISTS position (
   logits_hash   BLOB,                     -- 8 bytes
   model_ns      INTEGER,
   policy_ns     INTEGER,
+  drafted       INTEGER,                  -- whether it was guessed beforehand and found right
   digest        BLOB NOT NULL,
   PRIMARY KEY (run, pos)
 ) WITHOUT ROWID;

@@ -1,8 +1,10 @@
 """Attention over a paged cache, and writing to it.
 
 A page holds PAGE positions of one layer; for each key-value head first K, in tiles of eight positions with the
-positions side by side (so eight scores come from one pass over the head's width and need no horizontal sum), then V,
-row after row. A sequence's table gives the address of each of its pages for layer 0; a layer lies `layer_bytes` on.
+positions side by side (so eight scores come from one pass over the head's width and need no horizontal sum), then K's
+scales, V row after row, and V's scales. A sequence's table gives the address of each of its pages for the first layer
+of a group; a layer lies `layer` bytes on. Numbers are float32, float16, or 8-bit codes with a float32 scale for each
+position and head (cache/pages.py has the sizes).
 
 The contract: score(q, k) = scale · chain of fma over the head's width in ascending order; softmax over positions with
 lanes by absolute position mod 8; out[d] = chain of fma over positions in ascending order. A position outside a query's
@@ -11,59 +13,156 @@ view has probability exactly 0 and changes nothing, so how queries are grouped, 
 
 from __future__ import annotations
 
+import numpy as np
+
 from glassbox.model.kernels.elementwise import copy_row, softmax_row
-from glassbox.model.kernels.matmul import kernel
-from glassbox.model.kernels.simd import broadcast, fma8, load1, load8, load_i64, mul8, splat8, store1, store8, zero8
+from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.simd import (
+    broadcast,
+    float8,
+    fma8,
+    largest8,
+    load1,
+    load8,
+    load8b,
+    load8h,
+    load_i64,
+    magnitude8,
+    max8,
+    mul8,
+    splat8,
+    store1,
+    store1b,
+    store1h,
+    store8,
+    zero8,
+)  # fmt: skip
 
-PAGE = 32  # positions a page, a multiple of eight
+PAGE = 32  # positions a page, a multiple of eight; as in cache/pages.py
 UNSEEN = -1.0e30  # a score so low that its exp is 0
+F32, F16, Q8 = 0, 1, 2  # kinds of cache, as in cache/pages.py
+
+
+@inlined
+def number_bytes(kind):
+    return 4 if kind == F32 else 2 if kind == F16 else 1
+
+
+@inlined
+def scale_bytes(kind):
+    return 4 if kind == Q8 else 0
+
+
+@inlined
+def head_bytes(kind, width):
+    return 2 * PAGE * (width * number_bytes(kind) + scale_bytes(kind))
+
+
+@inlined
+def page_at(table, position):
+    """Address of the page that holds `position`, for the first layer of its group."""
+    return load_i64(table + 8 * (position // PAGE))
+
+
+@inlined
+def eight_numbers(kind, p, i):
+    """Numbers i … i+7 of the run at p, as float32; 8-bit codes without their scale."""
+    if kind == F32:
+        return load8(p + 4 * i)
+    if kind == F16:
+        return load8h(p + 2 * i)
+    return float8(load8b(p + i))
+
+
+@inlined
+def put(kind, p, i, x):
+    """Number i of the run at p; 8-bit codes get x already divided by their scale."""
+    if kind == F32:
+        store1(p + 4 * i, x)
+    elif kind == F16:
+        store1h(p + 2 * i, x)
+    else:
+        store1b(p + i, x)
 
 
 @kernel
-def page_at(table, position, head, width):
-    """Address of one head's part of the page that holds `position` (for layer 0)."""
-    return load_i64(table + 8 * (position // PAGE)) + head * (2 * PAGE * width * 4)
+def row_scale(kind, row, width):
+    """The scale of an 8-bit row: its largest magnitude becomes 127. 1 for the other kinds, and for a row of zeros."""
+    if kind != Q8:
+        return np.float32(1.0)
+    most = zero8()
+    for d in range(0, 4 * width, 32):
+        most = max8(magnitude8(load8(row + d)), most)
+    largest = largest8(most)
+    return largest / np.float32(127.0) if largest > np.float32(0.0) else np.float32(1.0)
 
 
 @kernel
-def store_kv(k, v, table, position, kv_heads, width, layer_offset):
+def store_kv(kind, k, v, table, position, kv_heads, width, layer):
     """Put one token's keys and values [kv_heads, width] into its page."""
-    slot = position % PAGE
+    slot, size = position % PAGE, number_bytes(kind)
     for h in range(kv_heads):
-        page = page_at(table, position, h, width) + layer_offset
-        to = page + (slot // 8) * (width * 32) + (slot % 8) * 4
+        page = page_at(table, position) + layer + h * head_bytes(kind, width)
+        kv_bytes = head_bytes(kind, width) // 2
+        row = k + 4 * h * width
+        scale = row_scale(kind, row, width)
+        by = np.float32(1.0) / scale
+        tile = page + (slot // 8) * (8 * width * size)
         for d in range(width):
-            store1(to + 32 * d, load1(k + 4 * (h * width + d)))
-        copy_row(v + 4 * h * width, page + PAGE * width * 4 + slot * width * 4, width)
+            put(kind, tile, 8 * d + slot % 8, load1(row + 4 * d) * by)
+        if kind == Q8:
+            store1(page + PAGE * width * size + 4 * slot, scale)
+        row = v + 4 * h * width
+        scale = row_scale(kind, row, width)
+        by = np.float32(1.0) / scale
+        for d in range(width):
+            put(kind, page + kv_bytes + slot * width * size, d, load1(row + 4 * d) * by)
+        if kind == Q8:
+            store1(page + kv_bytes + PAGE * width * size + 4 * slot, scale)
 
 
-@kernel
-def scores4(q0, q1, q2, q3, table, head, width, layer_offset, first, end, scale, s0, stride):
-    """Scores of four queries at positions first … end (multiples of eight), sixteen at a time, to s0 + i·stride."""
-    by = splat8(scale)
-    for at in range(first, end, 16):
-        page = page_at(table, at, head, width) + layer_offset
-        k = page + ((at % PAGE) // 8) * (width * 32)
-        last = min(at + 8, end - 8)  # an odd tile at the end is done twice rather than apart
-        page = page_at(table, last, head, width) + layer_offset
-        l = page + ((last % PAGE) // 8) * (width * 32)  # noqa: E741
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
-        for d in range(0, 4 * width, 4):
-            x, y = load8(k + 8 * d), load8(l + 8 * d)
-            w0, w1, w2, w3 = broadcast(q0 + d), broadcast(q1 + d), broadcast(q2 + d), broadcast(q3 + d)
-            a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
-            a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
-            a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
-            a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
-        s, t = s0 + 4 * (at - first), s0 + 4 * (last - first)
-        store8(s, mul8(a0, by))
-        store8(s + stride, mul8(a1, by))
-        store8(s + 2 * stride, mul8(a2, by))
-        store8(s + 3 * stride, mul8(a3, by))
-        store8(t, mul8(b0, by))
-        store8(t + stride, mul8(b1, by))
-        store8(t + 2 * stride, mul8(b2, by))
-        store8(t + 3 * stride, mul8(b3, by))
+@inlined
+def tile_of_keys(kind, table, position, head, width, layer):
+    """(address of the tile of eight keys at `position`, address of their scales)."""
+    page = page_at(table, position) + layer + head * head_bytes(kind, width)
+    size = number_bytes(kind)
+    return page + (position % PAGE // 8) * (8 * width * size), page + PAGE * width * size + position % PAGE * 4
+
+
+@inlined
+def put_scores(kind, s, stride, scales, by, a0, a1, a2, a3):
+    """Eight scores of each of four queries."""
+    if kind == Q8:
+        by = mul8(by, load8(scales))
+    store8(s, mul8(a0, by))
+    store8(s + stride, mul8(a1, by))
+    store8(s + 2 * stride, mul8(a2, by))
+    store8(s + 3 * stride, mul8(a3, by))
+
+
+def scores4(kind):
+    """Make the function for one kind of cache."""
+
+    @kernel
+    def run(q0, q1, q2, q3, table, head, width, layer, first, end, scale, s0, stride):
+        """Scores of four queries at positions first … end (multiples of eight), sixteen at a time, to s0 + i·stride."""
+        for at in range(first, end, 16):
+            last = min(at + 8, end - 8)  # an odd tile at the end is done twice rather than apart
+            k, k_scales = tile_of_keys(kind, table, at, head, width, layer)
+            m, m_scales = tile_of_keys(kind, table, last, head, width, layer)
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
+            for d in range(width):
+                x, y = eight_numbers(kind, k, 8 * d), eight_numbers(kind, m, 8 * d)
+                w0, w1 = broadcast(q0 + 4 * d), broadcast(q1 + 4 * d)
+                w2, w3 = broadcast(q2 + 4 * d), broadcast(q3 + 4 * d)
+                a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
+                a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
+                a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
+                a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
+            put_scores(kind, s0 + 4 * (at - first), stride, k_scales, splat8(scale), a0, a1, a2, a3)
+            put_scores(kind, s0 + 4 * (last - first), stride, m_scales, splat8(scale), b0, b1, b2, b3)
+
+    return run
 
 
 @kernel
@@ -75,34 +174,77 @@ def hide(s, first, end, low, high):
         store1(s + 4 * (t - first), UNSEEN)
 
 
+@inlined
+def weight(kind, p, scales, slot):
+    """A probability in every lane; of an 8-bit row, times the row's scale."""
+    if kind == Q8:
+        return mul8(broadcast(p), broadcast(scales + 4 * slot))
+    return broadcast(p)
+
+
+def mix4(kind):
+    """Make the function for one kind of cache."""
+
+    @kernel
+    def run(p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3):
+        """Four weighted sums of values over positions low … high (inclusive), sixteen columns at a time."""
+        size = number_bytes(kind)
+        for d in range(0, width, 16):
+            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
+            t = low
+            while t <= high:
+                values = page_at(table, t) + layer + head * head_bytes(kind, width) + head_bytes(kind, width) // 2
+                scales = values + PAGE * width * size
+                stop = min((t // PAGE + 1) * PAGE, high + 1)
+                for u in range(t, stop):
+                    slot = u % PAGE
+                    x = eight_numbers(kind, values, slot * width + d)
+                    y = eight_numbers(kind, values, slot * width + d + 8)
+                    p = p0 + 4 * (u - first)
+                    w0, w1 = weight(kind, p, scales, slot), weight(kind, p + stride, scales, slot)
+                    w2, w3 = weight(kind, p + 2 * stride, scales, slot), weight(kind, p + 3 * stride, scales, slot)
+                    a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
+                    a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
+                    a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
+                    a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
+                t = stop
+            store16(o0 + 4 * d, a0, b0)
+            store16(o1 + 4 * d, a1, b1)
+            store16(o2 + 4 * d, a2, b2)
+            store16(o3 + 4 * d, a3, b3)
+
+    return run
+
+
+@inlined
+def store16(p, a, b):
+    store8(p, a)
+    store8(p + 32, b)
+
+
+scores_f32, mix_f32 = scores4(F32), mix4(F32)
+scores_f16, mix_f16 = scores4(F16), mix4(F16)
+scores_q8, mix_q8 = scores4(Q8), mix4(Q8)
+
+
 @kernel
-def mix4(p0, stride, table, head, width, layer_offset, first, low, high, o0, o1, o2, o3):
-    """Four weighted sums of values over positions low … high (inclusive), sixteen columns at a time."""
-    for d in range(0, 4 * width, 64):
-        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
-        t = low
-        while t <= high:
-            page = page_at(table, t, head, width) + layer_offset + PAGE * width * 4
-            stop = min((t // PAGE + 1) * PAGE, high + 1)
-            for u in range(t, stop):
-                v = page + (u % PAGE) * width * 4 + d
-                x, y = load8(v), load8(v + 32)
-                p = p0 + 4 * (u - first)
-                w0, w1 = broadcast(p), broadcast(p + stride)
-                w2, w3 = broadcast(p + 2 * stride), broadcast(p + 3 * stride)
-                a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
-                a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
-                a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
-                a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
-            t = stop
-        store8(o0 + d, a0)
-        store8(o0 + d + 32, b0)
-        store8(o1 + d, a1)
-        store8(o1 + d + 32, b1)
-        store8(o2 + d, a2)
-        store8(o2 + d + 32, b2)
-        store8(o3 + d, a3)
-        store8(o3 + d + 32, b3)
+def scores(kind, q0, q1, q2, q3, table, head, width, layer, first, end, scale, s0, stride):
+    if kind == F32:
+        scores_f32(q0, q1, q2, q3, table, head, width, layer, first, end, scale, s0, stride)
+    elif kind == F16:
+        scores_f16(q0, q1, q2, q3, table, head, width, layer, first, end, scale, s0, stride)
+    else:
+        scores_q8(q0, q1, q2, q3, table, head, width, layer, first, end, scale, s0, stride)
+
+
+@kernel
+def mix(kind, p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3):
+    if kind == F32:
+        mix_f32(p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3)
+    elif kind == F16:
+        mix_f16(p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3)
+    else:
+        mix_q8(p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3)
 
 
 @kernel
@@ -113,7 +255,7 @@ def query_at(base, stride, i, group, head, width):
 
 @kernel
 def attend(
-    q, q_stride, out, out_stride, positions, tables, head, group, width, layer_offset, window, scale, begin, end,
+    kind, q, q_stride, out, out_stride, positions, tables, head, group, width, layer, window, scale, begin, end,
     scratch, s_stride, scores_to, probs_to, see_width, heads,
 ):  # fmt: skip
     """Queries begin … end of one key-value head, up to four of one sequence at a time.
@@ -133,10 +275,10 @@ def attend(
         if window > 0:
             low = max(0, load_i64(positions + 8 * (i // group)) - window + 1)
         first, stop = low // 8 * 8, (high // 8 + 1) * 8
-        scores4(
-            query_at(q, q_stride, i, group, head, width), query_at(q, q_stride, j, group, head, width),
+        scores(
+            kind, query_at(q, q_stride, i, group, head, width), query_at(q, q_stride, j, group, head, width),
             query_at(q, q_stride, k, group, head, width), query_at(q, q_stride, m, group, head, width),
-            table, head, width, layer_offset, first, stop, scale, scratch, s_stride,
+            table, head, width, layer, first, stop, scale, scratch, s_stride,
         )  # fmt: skip
         for c in range(n):
             s = scratch + c * s_stride
@@ -147,8 +289,8 @@ def attend(
             see(s, first, stop, probs_to, i + c, group, head, heads, see_width)
         for c in range(n, 4):
             copy_row(scratch + (n - 1) * s_stride, scratch + c * s_stride, stop - first)
-        mix4(
-            scratch, s_stride, table, head, width, layer_offset, first, low, high,
+        mix(
+            kind, scratch, s_stride, table, head, width, layer, first, low, high,
             query_at(out, out_stride, i, group, head, width), query_at(out, out_stride, j, group, head, width),
             query_at(out, out_stride, k, group, head, width), query_at(out, out_stride, m, group, head, width),
         )  # fmt: skip

@@ -18,18 +18,19 @@ from glassbox.types import I64
 EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER = range(11)
 
 # --- fields of an instruction -----------------------------------------------------------------------------------
-OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS = range(14)
+OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS, GROUP = range(15)
 FIELDS = 16
 """OP: one of the above. FREE: 1 if it need not wait for the instruction before it. OUT: 1 if its rows are the output
 rows, 0 if all tokens. DST, SRC, SRC2: buffers. N: row width, M: heads or tiles, K: layer, layout or kind. WEIGHT,
-EXTRA: addresses or numbers. REAL: a float32 in the low bytes. SCORES, PROBS: buffers to look through, or -1."""
+EXTRA: addresses or numbers. REAL: a float32 in the low bytes. SCORES, PROBS: buffers to look through, or -1.
+GROUP: of layers, whose pages are used."""
 
 # --- fields of a job's header -----------------------------------------------------------------------------------
 (
     PROGRAM, LENGTH, BUFFERS, STRIDES, TOKENS, ROWS, IDS, POSITIONS, TABLES, OUT_ROWS, CLAIMS, DONE, SCRATCH,
-    SCRATCH_STRIDE, LAYER_BYTES, SEE_WIDTH,
-) = range(16)  # fmt: skip
-HEADER = 16
+    SCRATCH_STRIDE, LAYER_BYTES, SEE_WIDTH, KV_KIND,
+) = range(17)  # fmt: skip
+HEADER = 17
 
 # --- how work is cut (no effect on any value) -------------------------------------------------------------------
 UNIT_WEIGHTS = 32768  # weights · tokens in a unit of a product: some microseconds
@@ -97,16 +98,17 @@ class Program:
         """Rotate `heads` heads of `width` in place; cos, sin: addresses of float32 [positions, width / 2]."""
         self._add(ROPE, dst=buffer, m=heads, n=width, weight=cos, extra=sin, free=int(free))
 
-    def store_kv(self, k: int, v: int, heads: int, width: int, layer: int) -> None:
-        self._add(STORE_KV, src=k, src2=v, m=heads, n=width, k=layer)
+    def store_kv(self, k: int, v: int, heads: int, width: int, place: tuple[int, int]) -> None:
+        """Keep keys and values. place: group of layers, and which layer of the group."""
+        self._add(STORE_KV, src=k, src2=v, m=heads, n=width, group=place[0], k=place[1])
 
     def attend(
-        self, dst: int, q: int, heads: int, kv_heads: int, width: int, layer: int, scale: float, window: int = 0,
-        scores: int = -1, probs: int = -1,
+        self, dst: int, q: int, heads: int, kv_heads: int, width: int, place: tuple[int, int], scale: float,
+        window: int = 0, scores: int = -1, probs: int = -1,
     ) -> None:  # fmt: skip
         self._add(
-            ATTEND, dst=dst, src=q, m=kv_heads, n=width, k=layer, weight=heads // kv_heads, extra=window,
-            real=real_bits(scale), scores=scores, probs=probs,
+            ATTEND, dst=dst, src=q, m=kv_heads, n=width, group=place[0], k=place[1], weight=heads // kv_heads,
+            extra=window, real=real_bits(scale), scores=scores, probs=probs,
         )  # fmt: skip
 
     def gate(self, dst: int, gate: int, up: int, width: int, kind: int) -> None:
@@ -129,7 +131,7 @@ class Program:
 
 _FIELD = {
     "free": FREE, "out": OUT, "dst": DST, "src": SRC, "src2": SRC2, "n": N, "m": M, "k": K, "weight": WEIGHT,
-    "extra": EXTRA, "real": REAL, "scores": SCORES, "probs": PROBS,
+    "extra": EXTRA, "real": REAL, "scores": SCORES, "probs": PROBS, "group": GROUP,
 }  # fmt: skip
 
 

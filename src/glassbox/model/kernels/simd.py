@@ -133,6 +133,18 @@ def store1(b, p, x):
     _store(b, p, x, 4)
 
 
+@_word(types.void, types.int64, types.float32)
+def store1h(b, p, x):
+    """As float16, rounded to nearest even."""
+    _store(b, p, b.fptrunc(x, F16), 2)
+
+
+@_word(types.void, types.int64, types.float32)
+def store1b(b, p, x):
+    """As int8, rounded to nearest even; |x| < 128."""
+    _store(b, p, b.fptosi(_call(b, "llvm.rint.f32", F32, [x]), I8), 1)
+
+
 @_word(types.int64, types.int64)
 def load_i64(b, p):
     return _load(b, p, I64, 8)
@@ -204,6 +216,11 @@ def max8(b, x, y):
 @_word(f32x8, f32x8, f32x8)
 def min8(b, x, y):
     return b.select(b.fcmp_ordered("<", x, y), x, y)
+
+
+@_word(f32x8, f32x8)
+def magnitude8(b, x):
+    return _call(b, "llvm.fabs.v8f32", FV, [x])
 
 
 @_word(f32x8, f32x8)

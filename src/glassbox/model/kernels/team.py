@@ -77,6 +77,12 @@ def field(row, i):
 
 
 @kernel
+def tables_of(job, row):
+    """Addresses of the tokens' page tables, for the group of layers an instruction is of: int64 [T]."""
+    return field(job, pr.TABLES) + 8 * field(row, pr.GROUP) * field(job, pr.TOKENS)
+
+
+@kernel
 def per_unit(op, count, columns):
     """How much of an instruction one unit takes: tiles of a product, queries of attention, or rows."""
     if op == pr.MATMUL:
@@ -115,7 +121,8 @@ def do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
     scores, probs = field(row, pr.SCORES), field(row, pr.PROBS)
     buffers = field(job, pr.BUFFERS)
     attend(
-        src, s_stride, dst, d_stride, field(job, pr.POSITIONS), field(job, pr.TABLES), head, group,
+        field(job, pr.KV_KIND),
+        src, s_stride, dst, d_stride, field(job, pr.POSITIONS), tables_of(job, row), head, group,
         field(row, pr.N), field(row, pr.K) * field(job, pr.LAYER_BYTES), field(row, pr.EXTRA),
         load1(row + 8 * pr.REAL), begin, min(begin + per, count * group), scratch,
         field(job, pr.SCRATCH_STRIDE) // 16 * 4,
@@ -145,8 +152,8 @@ def do_row(job, row, op, t, to, src, src2, scratch):
         for h in range(m):
             ew.rotate_halves(to + 4 * n * h, weight + at, field(row, pr.EXTRA) + at, n // 2)
     elif op == pr.STORE_KV:
-        position, table = load_i64(field(job, pr.POSITIONS) + 8 * t), load_i64(field(job, pr.TABLES) + 8 * t)
-        store_kv(src, src2, table, position, m, n, k * field(job, pr.LAYER_BYTES))
+        position, table = load_i64(field(job, pr.POSITIONS) + 8 * t), load_i64(tables_of(job, row) + 8 * t)
+        store_kv(field(job, pr.KV_KIND), src, src2, table, position, m, n, k * field(job, pr.LAYER_BYTES))
     elif op == pr.EMBED:
         token = load_i64(field(job, pr.IDS) + 8 * t)
         decode_rows(k, weight, scratch, n, token // 8)
