@@ -150,7 +150,7 @@ def test_the_longest_common_beginning_is_reused(shared: int) -> None:
     pool = PagePool(PLAIN)
     prefixes = store(pool)
     prefixes.insert(filled(pool, IDS), IDS)
-    asked = IDS[:shared] + [1, 2, 3, 4]
+    asked = [*IDS[:shared], 1, 2, 3, 4]
     cache, length, why = attached(prefixes, asked)
     assert length == shared and read(cache) == [IDS[:shared]]
     assert f"position {shared} the cached sequence has id {1000 + shared}, this one id 1" in why
@@ -223,6 +223,7 @@ def test_windowed_layers_limit_reuse_and_say_so() -> None:
     assert length == 300 and read(warm)[1][-39:] == ids[-39:]
 
 
+ACTS = ["run", "fork", "cut", "evict", "drop"]
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=90)
 
 

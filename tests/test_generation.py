@@ -245,7 +245,7 @@ def test_an_error_leaves_its_neighbour_alone() -> None:
     )
     engine.add(a)
     engine.add(b)
-    while engine.running:
+    while engine.running or engine.waiting:
         engine.step()
     assert ending(a)[1] == "max_tokens" and ending(b)[1] == "error"
 
@@ -292,7 +292,7 @@ def test_many_at_once_equal_each_alone(bigram: glassbox.Model) -> None:
     together = [Generation(r, tokenizer, bigram.model.new_cache(), 4096) for r in requests]
     for g in together:
         engine.add(g)
-    while engine.running:
+    while engine.running or engine.waiting:
         engine.step()
     for g, r in zip(together, requests, strict=True):
         alone = Generation(r, tokenizer, bigram.model.new_cache(), 4096)

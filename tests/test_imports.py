@@ -20,6 +20,7 @@ ORDER = [
     ("policy",),
     ("choose",),
     ("stop",),
+    ("draft",),
     ("generation",),
     ("engine",),
     ("trace",),
