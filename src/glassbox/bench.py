@@ -1,99 +1,199 @@
-"""Measures a model on this machine: prefill, and decode with each level of trace, interleaved over several rounds."""
+"""Measures a model on this machine: prefill, decode alone and in company, what tracing costs, memory, cold start.
+
+Everything is run once unmeasured, then in turn for several rounds; figures are medians. It must be alone: another
+program on the same cores takes more than it seems, since threads wait for one another.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glassbox.api import Model
-from glassbox.model.model import forward
+import numpy as np
+
+from glassbox.api import Model, encoding_of, fresh_cache
+from glassbox.engine import Engine
+from glassbox.generation import Generation, Request
+from glassbox.model.execute import Executor, Part
+from glassbox.model.kernels.pack import LAYOUTS
+from glassbox.model.kernels.program import Matrix, Program
+from glassbox.model.model import TransformerModel, forward
+from glassbox.model.transformer import Sheet
 from glassbox.policy.policy import Policy
 from glassbox.trace.rows import Level
 from glassbox.trace.store import open_store
 
-PREFILL = (128, 512)
+PREFILL = (128, 512, 2048)
+CONTEXTS = (64, 1024)
+BATCHES = (1, 4, 16)
 LEVELS = ("off", "ids", "look")
+POLICY = Policy(temperature=0.8, top_p=0.95)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the rounds, in tokens per second."""
+    """Medians over the rounds."""
 
     machine: str
     threads: int
     rounds: int
-    prefill: dict[int, float]  # by length of the prompt
-    decode: dict[str, float]  # by level of the trace; the first token, which is prefill's, is not counted
+    prefill: dict[int, float]  # prompt length -> tokens per second
+    decode: dict[int, float]  # context -> tokens per second, of the forward pass alone
+    batch: dict[int, float]  # sequences -> tokens per second of all together, whole pipeline
+    trace: dict[str, float]  # level -> tokens per second, whole pipeline; the first token is prefill's and not counted
+    weight_bytes: int  # that one token reads
+    read_rate: float  # bytes per second that this engine's plainest kernel reads
+    peak_memory: int  # bytes, of a process that reads 2,048 tokens and generates from there
+    cold_start: float  # seconds from process start to the first token, kernels compiled
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def measure(model: Model, tokens: int, rounds: int, announce: Callable[[str], None]) -> Result:
-    """Run every measurement once unmeasured, then `rounds` times in turn."""
-    prefill: dict[int, list[float]] = {n: [] for n in PREFILL}
-    decode: dict[str, list[float]] = {level: [] for level in LEVELS}
+    """Run every measurement. Raises what generation raises."""
     with tempfile.TemporaryDirectory() as folder:
+        tasks: dict[str, dict[Any, Callable[[], float]]] = {
+            "prefill": {n: partial(prefill_rate, model, n) for n in PREFILL if n <= model.context},
+            "decode": {n: partial(decode_rate, model, n) for n in CONTEXTS if n + 16 <= model.context},
+            "batch": {n: partial(batch_rate, model, n, max(8, tokens // 2)) for n in BATCHES},
+            "trace": {v: partial(trace_rate, model, tokens, v, Path(folder) / f"{v}.db") for v in LEVELS},
+            "read": {0: partial(read_rate, model)},
+            "cold": {0: partial(cold_start, model)},
+            "peak": {0: partial(peak_memory, model)},
+        }
+        seen: dict[str, dict[Any, list[float]]] = {k: {n: [] for n in v} for k, v in tasks.items()}
         for i in range(rounds + 1):
             announce(f"round {i} of {rounds}" if i else "warming up")
-            for n in PREFILL:
-                _keep(prefill[n], i, prefill_rate(model, n))
-            for level in LEVELS:
-                _keep(decode[level], i, decode_rate(model, tokens, level, Path(folder) / f"{level}.db"))
+            for kind, group in tasks.items():
+                for key, task in group.items():
+                    value = task()
+                    if i:
+                        seen[kind][key].append(value)
+    medians = {kind: {k: statistics.median(v) for k, v in group.items()} for kind, group in seen.items()}
     return Result(
         machine=machine(),
         threads=model.model.threads,
         rounds=rounds,
-        prefill={n: statistics.median(rates) for n, rates in prefill.items()},
-        decode={level: statistics.median(rates) for level, rates in decode.items()},
+        prefill=medians["prefill"],
+        decode=medians["decode"],
+        batch=medians["batch"],
+        trace=medians["trace"],
+        weight_bytes=model.model.weights.nbytes if isinstance(model.model, TransformerModel) else 0,
+        read_rate=medians["read"][0],
+        peak_memory=int(medians["peak"][0]),
+        cold_start=medians["cold"][0],
     )
-
-
-def _keep(rates: list[float], i: int, rate: float) -> None:
-    if i:
-        rates.append(rate)
 
 
 def prefill_rate(model: Model, n: int) -> float:
     """Tokens per second of reading a prompt of n tokens into an empty cache."""
-    cache = model.model.new_cache()
-    begin = time.perf_counter()
-    forward(model.model, _ids(model, n), cache)
-    took = time.perf_counter() - begin
-    cache.release()
-    return n / took
+    with fresh_cache(model.model) as cache:
+        begin = time.perf_counter()
+        forward(model.model, some_ids(model, n), cache)
+        return n / (time.perf_counter() - begin)
 
 
-def decode_rate(model: Model, n: int, level: str, store: Path) -> float:
-    """Tokens per second after the first one, through the whole pipeline: policy, draw, text, trace."""
-    policy = Policy(temperature=0.8, top_p=0.95)
+def decode_rate(model: Model, context: int) -> float:
+    """Passes per second of one token at a time behind `context` others; no policy, no text."""
+    with fresh_cache(model.model) as cache:
+        forward(model.model, some_ids(model, context), cache)
+        begin = time.perf_counter()
+        for i in range(16):
+            forward(model.model, [i], cache)
+        return 16 / (time.perf_counter() - begin)
+
+
+def batch_rate(model: Model, sequences: int, tokens: int) -> float:
+    """Tokens per second of several sequences at once, through the whole pipeline, prompts read beforehand."""
+    engine = Engine(model.model)
+    made = []
+    for i in range(sequences):
+        request = Request("bench", encoding_of(some_ids(model, 16 + i), model.tokenizer), POLICY, i, tokens, (), True)
+        made.append(Generation(request, model.tokenizer, model.model.new_cache(), model.context))
+        engine.add(made[-1])
+    while not all(g.decoding for g in made):
+        engine.step()
+    begin, before = time.perf_counter(), sum(g.steps for g in made)
+    while engine.running:
+        engine.step()
+    return (sum(g.steps for g in made) - before) / (time.perf_counter() - begin)
+
+
+def trace_rate(model: Model, n: int, level: str, store: Path) -> float:
+    """Tokens per second after the first one, with policy, draw, text and trace."""
     kept: Level = "ids" if level == "ids" else "look"
     with nullcontext() if level == "off" else open_store(store) as opened:
         run = model.generate(
-            ids=_ids(model, 64), policy=policy, seed=7, max_tokens=n, ignore_eos=True, store=opened, level=kept
-        )
-    timings = run.timings
-    if timings is None or timings.first_token_ns is None:
+            ids=some_ids(model, 64), policy=POLICY, seed=7, max_tokens=n, ignore_eos=True, reuse=False,
+            store=opened, level=kept,
+        )  # fmt: skip
+    if run.timings is None or run.timings.first_token_ns is None:
         raise RuntimeError("the run did not end")
-    return (n - 1) * 1e9 / (timings.total_ns - timings.first_token_ns)
+    return (n - 1) * 1e9 / (run.timings.total_ns - run.timings.first_token_ns)
 
 
-def _ids(model: Model, n: int) -> list[int]:
-    """Ids that are all different from their neighbours; what they say does not matter for speed."""
+def read_rate(model: Model) -> float:
+    """Bytes per second of the plainest product, float32 weights from memory: what there is to reach."""
+    if not isinstance(model.model, TransformerModel):
+        return 0.0
+    rows, columns = 1 << 14, 1 << 12  # 256 MB, more than caches hold
+    weights = np.ones(rows * columns + 16, np.float32)
+    address = -(-weights.ctypes.data // 64) * 64
+    program = Program()
+    x, y = program.buffer(columns), program.buffer(rows)
+    program.matmul(y, x, Matrix(address, LAYOUTS["f32"].number, rows, columns))
+    executor = Executor(Sheet(program, logits=y), model.model.team, model.model.pool.shape, columns)
+    with fresh_cache(model.model) as cache:
+        cache.reserve(1)
+        begin = time.perf_counter()
+        executor.run([Part(np.zeros(1, np.int64), cache, range(1))])
+        return rows * columns * 4 / (time.perf_counter() - begin)
+
+
+def cold_start(model: Model) -> float:
+    """Seconds from process start to the first token of a short prompt, kernels compiled before."""
+    code = (
+        "import sys, glassbox\n"
+        "stream = glassbox.load(sys.argv[1]).stream('Hello', max_tokens=2)\n"
+        "print(next(stream).id, flush=True)"
+    )
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code, str(model.path or model.name)], check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def some_ids(model: Model, n: int) -> list[int]:
+    """Ids that differ from their neighbours; what they say does not matter for speed."""
     return [(37 * i + 11) % model.model.vocab_size for i in range(n)]
+
+
+def peak_memory(model: Model) -> float:
+    """The most bytes a process holds that loads the model, reads 2,048 tokens and generates a few."""
+    code = (
+        "import resource, sys, glassbox\n"
+        "model = glassbox.load(sys.argv[1])\n"
+        "n = min(2040, model.context - 8)\n"
+        "model.generate(ids=[(37 * i + 11) % 4 for i in range(n)], max_tokens=8, ignore_eos=True)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024))"
+    )
+    name = str(model.path or model.name)
+    return float(subprocess.run([sys.executable, "-c", code, name], check=True, capture_output=True).stdout)
 
 
 def machine() -> str:
     """The processor's name and how many cores the system has."""
-    import os
-
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -116,8 +116,8 @@ class TransformerModel:
         table = file.tensors.get("token_embd.weight")
         self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
         self.path: Path = file.path
-        self.weights = load_weights(file, self.spec)
         self.team = Team(load(announce), threads if threads is not None else thread_count())
+        self.weights = load_weights(file, self.spec, self.team)
         self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
         self._ropes = RopeTables(self.spec.head_width, min(FIRST_POSITIONS, self.spec.context))
         self._executors: dict[frozenset[str], Executor] = {}

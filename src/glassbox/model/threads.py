@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
+
 from glassbox.errors import ParameterError
+from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.build import Run
+from glassbox.model.kernels.program import Program
 from glassbox.types import I64
 
 MAX_THREADS = 256
@@ -63,6 +67,18 @@ class Team:
         for queue in self._queues:
             queue.put(job)
         self._run(job.header.ctypes.data, 0)
+
+
+def run_program(team: Team, program: Program) -> None:
+    """Run instructions that need neither tokens nor buffers."""
+    code = program.array()
+    counters, nothing = np.zeros(len(code) + 8, np.int64), np.zeros(8, np.int64)
+    header = np.zeros(pr.HEADER, np.int64)
+    header[[pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.CLAIMS, pr.DONE]] = [
+        code.ctypes.data, len(code), nothing.ctypes.data, nothing.ctypes.data, 1, counters.ctypes.data,
+        counters[-1:].ctypes.data,
+    ]  # fmt: skip
+    team.run(Job(header, (code, counters, nothing)))
 
 
 def _serve(run: Run, queue: SimpleQueue[Job | None], thread: int) -> None:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassbox.errors import ModelFormatError
-from glassbox.model.kernels.pack import LAYOUTS, pack, packed_size
-from glassbox.model.kernels.program import Matrix
+from glassbox.model.kernels.pack import LAYOUTS, TILE, pack, packed_size
+from glassbox.model.kernels.program import Matrix, Program
 from glassbox.model.spec import ModelSpec
+from glassbox.model.threads import Team, run_program
 from glassbox.types import F32, U8
 from glassbox.weights.gguf import Gguf, TensorInfo
 from glassbox.weights.quant import decode
 
 ALIGN = 64  # a cache line
+AT_ONCE = 32 << 20  # bytes of the file that are in memory beside what was packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,14 @@ class Arena:
         return self._bytes[begin : begin + nbytes]
 
 
-def load_weights(file: Gguf, spec: ModelSpec) -> Weights:
+def load_weights(file: Gguf, spec: ModelSpec, team: Team) -> Weights:
     """Pack every tensor. Raises ModelFormatError naming a tensor that is missing, misshapen or unknown."""
-    reader = _Reader(file, spec)
+    reader = _Reader(file, spec, team)
     embedding = reader.matrix("token_embd", spec.vocab, spec.width)
     layers = tuple(_layer(reader, spec, i) for i in range(spec.layers))
     final_norm = reader.vector("output_norm", spec.width)
     head = reader.matrix("output", spec.vocab, spec.width) if reader.has("output") else embedding
+    reader.pack_queued()
     left = sorted(set(file.tensors) - reader.seen)
     if left:
         raise ModelFormatError(
@@ -106,8 +109,9 @@ def _layer(read: _Reader, spec: ModelSpec, i: int) -> Layer:
 class _Reader:
     """Takes tensors out of the file by name, checks their shape, and packs them into the arena."""
 
-    def __init__(self, file: Gguf, spec: ModelSpec) -> None:
-        self.file, self.spec = file, spec
+    def __init__(self, file: Gguf, spec: ModelSpec, team: Team) -> None:
+        self.file, self.spec, self.team = file, spec, team
+        self._queue: list[tuple[Matrix, U8, str]] = []  # matrices that wait to be packed, their bytes, their names
         self.seen: set[str] = set()
         self.nbytes = 0
         # Packed is no larger than in the file, but for padding to lines and to eight rows.
@@ -140,9 +144,25 @@ class _Reader:
         if heads and self.spec.paired_rope:
             raw = unpair(raw, rows, heads)
         into = self.arena.take(packed_size(layout, rows, columns))
-        pack(layout, raw, rows, columns, into)
         self.nbytes += into.nbytes
-        return Matrix(into.ctypes.data, layout.number, rows, columns)
+        packed = Matrix(into.ctypes.data, layout.number, rows, columns)
+        if rows % TILE:
+            pack(layout, raw, rows, columns, into)
+        else:
+            self._queue.append((packed, raw, t.name))
+            if sum(len(r) for _, r, _ in self._queue) > AT_ONCE:
+                self.pack_queued()
+        return packed
+
+    def pack_queued(self) -> None:
+        """Let the team pack what waits, and the file's pages leave memory."""
+        program = Program()
+        for packed, raw, _ in self._queue:
+            program.pack(packed, raw.ctypes.data, len(raw) // packed.rows)
+        run_program(self.team, program)
+        for _, _, name in self._queue:
+            self.file.forget(name)
+        self._queue.clear()
 
     def _keep(self, values: U8) -> int:
         into = self.arena.take(values.nbytes)

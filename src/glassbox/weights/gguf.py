@@ -59,6 +59,14 @@ class Gguf:
         t = self.tensors[name]
         return np.frombuffer(self._data, np.uint8)[t.offset : t.offset + t.nbytes]
 
+    def forget(self, name: str) -> None:
+        """Let the tensor's bytes leave memory; they are read again when asked for."""
+        t = self.tensors[name]
+        begin = -(-t.offset // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that hold nothing else
+        whole = (t.offset + t.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._data.madvise(mmap.MADV_DONTNEED, begin, whole)
+
     def __repr__(self) -> str:
         return f"<Gguf {self.path.name}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
 

@@ -23,7 +23,7 @@ import platformdirs
 
 from glassbox.errors import KernelError
 
-SOURCES = ("simd", "matmul", "attention", "elementwise", "program", "team", "build")
+SOURCES = ("simd", "matmul", "attention", "elementwise", "packing", "program", "team", "build")
 
 # machine -> (LLVM cpu, LLVM features that must be there and are used)
 TARGETS: Mapping[str, tuple[str, str]] = {

@@ -15,7 +15,7 @@ import numpy as np
 from glassbox.types import I64
 
 # --- operations -------------------------------------------------------------------------------------------------
-EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER = range(11)
+EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER, PACK = range(12)
 
 # --- fields of an instruction -----------------------------------------------------------------------------------
 OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS, GROUP = range(15)
@@ -123,6 +123,10 @@ class Program:
 
     def copy(self, dst: int, src: int, width: int, *, out: bool = False) -> None:
         self._add(COPY, dst=dst, src=src, n=width, out=int(out))
+
+    def pack(self, w: Matrix, raw: int, row_bytes: int) -> None:
+        """Write the matrix's tiles from the file's rows at address `raw` (a multiple of eight of them)."""
+        self._add(PACK, weight=w.address, extra=raw, src2=row_bytes, k=w.layout, n=w.columns, m=w.rows // 8, free=1)
 
     def gather(self, dst: int, src: int, width: int) -> None:
         """The output rows of `src`, one after another."""

@@ -147,12 +147,39 @@ def store1b(b, p, x):
 
 @_word(types.int64, types.int64)
 def load_i64(b, p):
-    return _load(b, p, I64, 8)
+    return _load(b, p, I64, 1)
 
 
 @_word(types.int64, types.int64)
 def load_i32(b, p):
     return b.sext(_load(b, p, I32, 4), I64)
+
+
+@_word(types.int64, types.int64)
+def load_u32(b, p):
+    return b.zext(_load(b, p, I32, 1), I64)
+
+
+@_word(types.void, types.int64, types.int64)
+def store_u32(b, p, x):
+    """The low four bytes of x."""
+    _store(b, p, b.trunc(x, I32), 1)
+
+
+@_word(types.void, types.int64, types.int64)
+def store_u8(b, p, x):
+    """The low byte of x."""
+    _store(b, p, b.trunc(x, I8), 1)
+
+
+@_word(types.void, types.int64, types.int64)
+def copy2(b, p, to):
+    _store(b, to, _load(b, p, ir.IntType(16), 1), 1)
+
+
+@_word(types.void, types.int64, types.int64)
+def copy4(b, p, to):
+    _store(b, to, _load(b, p, I32, 1), 1)
 
 
 @_word(types.void, types.int64)

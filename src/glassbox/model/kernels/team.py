@@ -13,6 +13,7 @@ from glassbox.model.kernels import matmul as mm
 from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.attention import attend, store_kv
 from glassbox.model.kernels.matmul import kernel
+from glassbox.model.kernels.packing import pack_tiles
 from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i64, pause
 
 # scales, eight, bytes of a block, column groups of a block, sub-blocks of a group; in the order of pack.LAYOUTS
@@ -85,7 +86,7 @@ def tables_of(job, row):
 @kernel
 def per_unit(op, count, columns):
     """How much of an instruction one unit takes: tiles of a product, queries of attention, or rows."""
-    if op == pr.MATMUL:
+    if op == pr.MATMUL or op == pr.PACK:
         return max(1, pr.UNIT_WEIGHTS // (8 * columns * count))
     if op == pr.ATTEND:
         return pr.QUERY_BLOCK
@@ -94,7 +95,7 @@ def per_unit(op, count, columns):
 
 @kernel
 def unit_count(op, count, per, m, group):
-    if op == pr.MATMUL:
+    if op == pr.MATMUL or op == pr.PACK:
         return (m + per - 1) // per
     if op == pr.ATTEND:
         return m * ((count * group + per - 1) // per)
@@ -111,6 +112,13 @@ def do_matmul(row, dst, d_stride, src, s_stride, count, tile, per, scratch):
         for r in range(tile, end):
             decode_rows(layout, w, scratch, columns, r)
             mm.many_tokens(scratch, src, s_stride, dst + 32 * r, d_stride, columns, count)
+
+
+@kernel
+def do_pack(row, tile, per):
+    end = min(tile + per, field(row, pr.M))
+    raw, row_bytes = field(row, pr.EXTRA), field(row, pr.SRC2)
+    pack_tiles(field(row, pr.K), raw, row_bytes, field(row, pr.WEIGHT), field(row, pr.N), tile, end)
 
 
 @kernel
@@ -209,6 +217,8 @@ def run(job, thread):
                 break
             if op == pr.MATMUL:
                 do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+            elif op == pr.PACK:
+                do_pack(row, unit * per, per)
             elif op == pr.ATTEND:
                 do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
             else:
