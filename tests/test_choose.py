@@ -75,8 +75,8 @@ def test_what_keys_a_draw_is_checked(name: str, bad: object, temperature: float)
 def test_a_drawn_seed_is_fresh_and_fits() -> None:
     seeds = {draw_seed() for _ in range(20)}
     assert len(seeds) == 20
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert max(seeds) > 2**53  # really 63 bits, not a float's worth; fails once in 10^60 runs
+    assert all(0 <= seed < 2**53 for seed in seeds)
+    assert max(seeds) > 2**45  # really 53 bits; fails once in 10^48 runs
 
 
 # ---- the choice

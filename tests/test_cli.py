@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,12 +11,21 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
-from glassbox.cli import show_text
+import glassbox
+from glassbox.cli import prompt, render, show_text
 from glassbox.cli.main import run
+from glassbox.cli.output import Downloads
+from glassbox.stop import Ending, Kind
+from glassbox.text.tokenizer import Encoding
 
 BIGRAM = ["--model", "bigram", "--max-tokens", "4", "--seed", "7"]
 
@@ -45,12 +55,12 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 def test_trace_shows_every_stage(cli: Cli) -> None:
     out, _ = cli.stored("trace", "ab", "--temperature", "0.8", *BIGRAM)
     lines = out.splitlines()
-    assert max(map(len, lines[:-3])) <= 80  # but for the path of the store
+    assert max(map(len, lines[:-2])) <= 80  # but for the path of the store
     assert "\x1b" not in out
     for piece in (
         "prompt   2 ids", "1 'a'  2 'b'", "temperature 0.8 (flag) → top_p 0.95 (default)", "seed     7",
-        "   0  'c'             64.1%", "stop     length (max_tokens: limit 4)",
-        "usage    2 prompt (0 cached) + 4 completion tokens", "first token", "This model has no chat template",
+        "   0  'c'             64.1%", "stop     length (max_tokens 4)",
+        "usage    2 prompt (0 cached) + 4 completion tokens", "first token", "note: this model has no chat template",
     ):  # fmt: skip
         assert piece in out, piece
 
@@ -89,10 +99,11 @@ def test_stop_and_runs_and_show(cli: Cli) -> None:
     assert got["stop_reason"] == {"kind": "stop_string", "text": " a"}
     other = json.loads(cli.stored("trace", "ab", "--json", *BIGRAM)[0])
     listed, _ = cli.stored("runs")
-    assert [line.split()[0] for line in listed.splitlines()] == [other["run_id"], got["run_id"]]
+    assert listed.split()[:6] == ["run", "model", "tokens", "ended", "when", "prompt"]
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == [other["run_id"], got["run_id"]]
     assert [r["id"] for r in json.loads(cli.stored("runs", "--json")[0])] == [other["run_id"], got["run_id"]]
     shown, _ = cli.stored("show", got["run_id"])
-    assert "stop     stop (stop_string: text  a)" in shown and "   2  'a'" in shown
+    assert "stop     stop (stop_string ' a')" in shown and "   2  'a'" in shown
     step, _ = cli.stored("show", got["run_id"], "--at", "1")
     assert "chosen   0 ' '" in step and "greedy" in step and "' ' 64.1%" in step.replace("100.0%", "64.1%")
     assert json.loads(cli.stored("show", got["run_id"], "--at", "1", "--json")[0])["id"] == 0
@@ -118,13 +129,19 @@ def test_stop_and_runs_and_show(cli: Cli) -> None:
         (["trace", "ab", "--seed", "18446744073709551616"], "seed is 18446744073709551616"),
         (["trace", "ab", "--stop", ""], "stop is ''"),
         (["trace", "ab", "--level", "all"], "level is 'all'"),
-        (["trace", "ab", "--system", "x"], "system is 'x', but must be left out"),
-        (["trace", "xyz"], "cannot be said|no ids|empty"),
-        (["trace", "\udcff"], "surrogate"),
-        (["trace"], "Missing argument"),
-        (["trace", "ab", "--nonsense"], "No such option: --nonsense"),
-        (["nonsense"], "No such command"),
-        (["show", "zzzz"], "no run 'zzzz'|cannot|no such"),
+        (["trace", "ab", "--system", "x"], "--system needs a chat template, and bigram has none"),
+        (["trace", "ab", "--system", "x", "--raw"], "--system needs the chat template, which --raw leaves out"),
+        (["trace", "ab", "--kv", "q9"], "kv is 'q9', but must be one of f32, f16, q8"),
+        (["trace", "ab", "--time-limit", "-1"], "time_limit is -1.0, but must be a positive number of seconds"),
+        (["trace", "xyz"], "the prompt cannot be encoded: none of its 3 bytes is in the vocabulary"),
+        (["trace", "a\udcff"], "the input is not UTF-8 at byte 1"),
+        (["trace"], r"Missing argument .* \(see glassbox trace --help\)"),
+        (["trace", "ab", "--nonsense"], r"No such option: --nonsense .*\(see glassbox trace --help\)"),
+        (["nonsense"], r"No such command .* \(see glassbox --help\)"),
+        (["show", "zzzz"], "there is no such file"),
+        (["tokenize", "a\udcff"], "the input is not UTF-8 at byte 1"),
+        (["bench", "--model", "bigram", "--tokens", "5000"], "tokens is 5000, but must be at most 4032"),
+        (["pull", "nonsense"], r"known names are smollm2-135m, gemma3-270m, bigram \(built in\)"),
         (["trace", "a" * 5000], "the prompt has 5000 tokens, but the context holds 4096"),
     ],
 )
@@ -222,14 +239,18 @@ def test_models_and_version(cli: Cli) -> None:
     assert "trace" in out and "show" in out
 
 
-def test_interrupt_keeps_the_text(tmp_path: Path) -> None:
-    store = tmp_path / "runs.db"
-    command = ["trace", "ab", "--model", "bigram", "--max-tokens", "4000", "--seed", "1", "--store", str(store)]
-    code = "import sys; from glassbox.cli.main import main; main(sys.argv[1:])"
-    p = subprocess.Popen(
-        [sys.executable, "-c", code, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert p.stdout is not None and p.stderr is not None
+MAIN = "import sys; from glassbox.cli.main import main; main(sys.argv[1:])"
+
+
+def started(*command: str, **how: Any) -> subprocess.Popen[str]:
+    """The command line in a process of its own."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True} | how
+    return subprocess.Popen([sys.executable, "-c", MAIN, *command], **how)
+
+
+def test_interrupt_keeps_the_text(cli: Cli) -> None:
+    p = started("trace", "ab", "--model", "bigram", "--max-tokens", "4000", "--seed", "1", "--store", str(cli.store))
+    assert p.stdout is not None
     for line in p.stdout:
         if line.startswith("  20"):
             break
@@ -237,26 +258,254 @@ def test_interrupt_keeps_the_text(tmp_path: Path) -> None:
     out, err = p.communicate(timeout=60)
     assert p.returncode == 130, err
     assert "Traceback" not in err and err.count("\n") == 1 and "interrupted; what was made is kept as run" in err
-    assert "stop     cancelled" in out
-    shown = subprocess.run(
-        [sys.executable, "-c", code, "show", "last", "--json", "--store", str(store)], capture_output=True, text=True
-    )
-    got = json.loads(shown.stdout)
+    assert "stop     cancelled\n" in out
+    got = json.loads(cli.stored("show", "last", "--json")[0])
     assert got["finish_reason"] == "cancelled" and 20 <= len(got["steps"]) < 4000
     assert got["text"] == "".join(s["text"] for s in got["steps"])
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
-    store = tmp_path / "runs.db"
-    code = f"from glassbox.cli.main import main; main(['trace', 'ab', '--model', 'bigram', '--store', {str(store)!r}])"
-    p = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("package", ["typer", "glassbox.errors", "numpy"])
+def test_interrupt_while_modules_load(package: str, cli: Cli) -> None:
+    code = f"""
+import sys
+class Key:
+    def find_spec(self, name, *_):
+        if name == {package!r}:
+            raise KeyboardInterrupt
+from glassbox.cli.main import main
+sys.modules.pop("glassbox.errors")
+sys.meta_path.insert(0, Key())
+main(["trace", "ab", "--model", "bigram", "--store", {str(cli.store)!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "glassbox: interrupted\n")
+
+
+def test_a_closed_pipe_is_no_error_and_cancels(cli: Cli) -> None:
+    p = started("trace", "ab", "--model", "bigram", "--max-tokens", "4000", "--store", str(cli.store))
     assert p.stdout is not None and p.stderr is not None
-    p.stdout.readline()
+    for line in p.stdout:
+        if line.startswith("   3"):
+            break
     p.stdout.close()
     err = p.stderr.read()
     p.stderr.close()
-    p.wait(60)
-    assert "Traceback" not in err and "Exception ignored" not in err
+    assert (p.wait(60), err) == (0, "")
+    got = json.loads(cli.stored("show", "--json")[0])
+    assert got["status"] == "done" and got["finish_reason"] == "cancelled" and 3 < len(got["steps"]) < 4000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("command", [("trace", "ab", *BIGRAM), ("trace", "ab", "--json", *BIGRAM), ("--help",)])
+def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> None:
+    stored = ["--store", str(cli.store)] if command[0] == "trace" else []
+    with open("/dev/full", "w") as full:
+        p = started(*command, *stored, stdout=full)
+        _, err = p.communicate(timeout=60)
+    assert (p.returncode, err) == (2, "glassbox: the output cannot be written: No space left on device\n")
+    if stored:
+        ended = json.loads(cli.stored("runs", "--json")[0])[0]["finish_reason"]
+        assert ended == ("length" if "--json" in command else "cancelled")
+
+
+def test_an_encoding_that_cannot_say_it_all() -> None:
+    for more in ((), ("--json",)):
+        p = started("tokenize", "é", "--model", "bigram", *more, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        out, err = p.communicate(timeout=60)
+        assert (p.returncode, err) == (0, "") and out.isascii()
+    assert json.loads(out)["text"] == "é"
+
+
+def test_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for data, code, said in (
+        (b"a\xff", 2, "the input is not UTF-8 at byte 1"),
+        (b"a\r\nb", 0, "2 ids for 4 bytes"),
+    ):
+        for command in ("tokenize", "trace") if code else ("tokenize",):
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
+            out, err = cli(command, "-", "--model", "bigram", code=code)
+            assert said in out + err
+
+
+def test_the_package_is_a_command_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "glassbox", "--version"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("glassbox 0.")
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    code = "import glassbox, sys; print({'numpy', 'typer', 'rich'} & set(sys.modules), 'load' in dir(glassbox))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set() True\n"
+    with pytest.raises(AttributeError, match="module 'glassbox' has no attribute 'lode'"):
+        _ = glassbox.lode  # type: ignore[attr-defined]
+
+
+def test_where_to_look_names_the_store(cli: Cli) -> None:
+    out, _ = cli.stored("trace", "ab", *BIGRAM)
+    command = out.splitlines()[-1].removeprefix("look in  glassbox ").split()
+    assert command[-2:] == ["--store", str(cli.store)]
+    assert "chosen   3 'c'" in cli(*command)[0]
+    out, _ = cli.stored("trace", "ab", "--model", "bigram", "--time-limit", "0.0000001")
+    assert "stop     time (time_limit 1e-07)" in out and "look in" not in out
+
+
+def test_bytes_the_vocabulary_lacks(cli: Cli) -> None:
+    out, _ = cli.stored("trace", "ab" + "é" * 5, *BIGRAM)
+    assert "  note: byte 0xC3 at offset 2 is not in the vocabulary and was left out\n" in out
+    assert out.count("note: byte") == 4 and "note: the same holds for 6 more bytes" in out
+    out, _ = cli("tokenize", "azb", "--model", "bigram")
+    assert "note: byte 0x7A at offset 1 is not in the vocabulary and was left out\n" in out
+
+
+def test_an_unknown_token_stands_for_what_was_lost() -> None:
+    encoding = Encoding((0,), ((0, 2),), ("control",), (0,), (), "é", lossy=("byte 0xC3 at offset 0",))
+    assert prompt.notes_of(encoding, Words()) == [
+        "byte 0xC3 at offset 0 is not in the vocabulary: id 0 'w0' stands there"
+    ]
+
+
+class Words:
+    """A vocabulary of words of many widths, some of them wide."""
+
+    def bytes_of(self, token: int) -> bytes:
+        return f"{'日' * (token % 5)} w\n{token}".encode() if token else b"w0"
+
+
+@pytest.mark.parametrize("width", [12, 30, 78])
+def test_ids_stay_beside_their_bytes(width: int) -> None:
+    lines = prompt.id_lines(tuple(range(90)), Words(), width)
+    assert max(map(cell_len, lines)) <= width
+    cells = [cell for line in lines for cell in re.findall(r"\d+ '[^']*'", line)]
+    assert "  ".join(cells).split() == "  ".join(lines).split() and len(cells) == 90
+    for upper, lower in pairwise(lines):  # no line could have taken the next one's first cell
+        assert cell_len(upper) + 2 + cell_len(re.match(r"\d+ '[^']*'", lower)[0]) > width  # type: ignore[index]
+
+
+def test_long_prompts_are_cut_in_the_middle(cli: Cli) -> None:
+    out, _ = cli.stored("trace", "ab" * 1000, *BIGRAM)
+    assert len(out.splitlines()) < 60
+    assert "… 1,920 more ids (--json has all)" in out and "[…800 characters more…]" in out
+    assert len(re.findall(r"[12] '[ab]'", out.partition("policy")[0])) == 80
+    out, _ = cli.stored("trace", "ab" * 48, *BIGRAM)
+    assert "more" not in out
+
+
+def test_narrow_screens(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out, _ = cli.stored("trace", "ab" * 40, "--temperature", "0.7", *BIGRAM)
+    lines = out.splitlines()
+    assert max(map(len, lines[:-2])) <= 60
+    head = next(i for i, line in enumerate(lines) if line.startswith("step"))
+    assert lines[head].split() == ["step", "token", "before", "after", "draw"] and lines[head + 1].startswith("   0  ")
+    listed = cli.stored("runs")[0].splitlines()
+    assert len(listed) == 2 and listed[1].split()[1:4] == ["bigram", "4", "length"] and len(listed[1]) <= 60
+    assert max(map(len, cli.stored("show", "--at", "1")[0].splitlines())) <= 60
+    monkeypatch.setenv("COLUMNS", "72")
+    assert "instead" in cli.stored("show")[0] and "' ' 18.4%" in cli.stored("show")[0]
+
+
+def test_no_line_ends_in_spaces(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = cli.stored("trace", "ab " * 60, "--temperature", "0", *BIGRAM)[0]
+    for command in (("show",), ("show", "--at", "1"), ("runs",)):
+        out += cli.stored(*command)[0]
+    out += cli("models")[0] + cli("tokenize", "a b", "--model", "bigram")[0]
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_a_character_of_several_tokens_is_shown_when_it_is_whole() -> None:
+    def shown(data: bytes, text: str) -> str:
+        step: Any = SimpleNamespace(bytes=data, text=text)
+        return render.token(step)
+
+    assert shown(b"\x89", "🎉") == "'\\x89' → 🎉"
+    assert shown(b"\xf0\x9f", "") == "'\\xf0\\x9f'" and shown(b"ab", "ab") == "'ab'" and shown(b"", "") == "''"
+    assert shown(b"\x89 and more", "🎉 and more") == "'\\x89…' → 🎉 …"
+
+
+@pytest.mark.parametrize("width", range(4, 30))
+def test_a_token_cut_short_keeps_its_quotes_and_escapes(width: int) -> None:
+    for data in (b"plain words here", "日本語の文".encode(), b"\n\x00\xff\\" * 4):
+        whole, cut = show_text.quoted(data), show_text.quoted(data, width)
+        assert cell_len(cut) <= max(width, 3) and cut[0] == cut[-1] == "'"
+        if cut != whole:
+            assert cut[-2] == "…" and whole.startswith(cut[:-2])
+            assert re.fullmatch(r"([^\\]|\\\\|\\n|\\x[0-9a-f]{2})*", cut)
+
+
+def test_greedy_needs_no_seed(cli: Cli) -> None:
+    out, _ = cli.stored("trace", "ab", "--temperature", "0", "--top-k", "3", *BIGRAM)
+    assert "policy   greedy (temperature 0)\n" in out and "seed  " not in out
+
+
+def test_guessed_tokens_are_marked_and_change_nothing(cli: Cli) -> None:
+    asked = ["trace", "ab c" * 5, "--model", "bigram", "--temperature", "0", "--max-tokens", "12"]
+    plain, guessed = (json.loads(cli.stored(*asked, "--json", *more)[0]) for more in ((), ("--speculate",)))
+    assert [s["logits_hash"] for s in plain["steps"]] == [s["logits_hash"] for s in guessed["steps"]]
+    n = sum(s["drafted"] for s in guessed["steps"])
+    assert n and not any(s["drafted"] for s in plain["steps"])
+    shown, _ = cli.stored("show")
+    assert f"12 completion tokens, {n} of them guessed (+)" in shown and len(re.findall(r"(?m)^ +\d+\+ ", shown)) == n
+
+
+def test_a_run_at_level_ids_says_what_was_not_kept(cli: Cli) -> None:
+    cli.stored("trace", "ab", "--level", "ids", *BIGRAM)
+    for at in ((), ("--at", "1")):
+        assert "ledger and candidates were not kept" in cli.stored("show", *at)[0]
+    cli.stored("trace", "ab", *BIGRAM)
+    assert "not kept" not in cli.stored("show", "--at", "1")[0]
+
+
+def test_no_runs_yet(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    words = 'no runs yet; make one with: glassbox trace "Why is the sky blue?"\n'
+    for make in (lambda: None, lambda: glassbox.open_store().close()):  # no store, a store without runs
+        make()
+        assert cli("runs") == (words, "")
+        assert cli("show", code=2) == ("", "glassbox: " + words)
+        assert json.loads(cli("runs", "--json")[0]) == []
+
+
+def test_how_runs_end(cli: Cli) -> None:
+    run = glassbox.load("bigram").generate("ab", max_tokens=2)
+
+    def ended(kind: Kind, detail: int | str | None = None) -> str:
+        assert run.outcome is not None
+        return render.ending(replace(run, outcome=replace(run.outcome, ending=Ending(kind, detail))))
+
+    assert ended("max_tokens", 12) == "length (max_tokens 12)" and ended("eos", 2) == "stop (eos 2)"
+    assert ended("stop_string", "th\nree") == r"stop (stop_string 'th\nree')" and ended("cancelled") == "cancelled"
+    assert ended("error", "it broke") == "error (it broke)"
+
+
+@pytest.mark.model
+def test_a_model_is_shown_by_its_file_and_in_words(cli: Cli, smollm2_path: Path) -> None:
+    asked = ["trace", "hi", "--max-tokens", "1", "--no-reuse", "--kv", "q8", "--model", str(smollm2_path)]
+    out, _ = cli.stored(*asked)
+    assert out.startswith(f"{smollm2_path.name}: llama, 30 layers of 576, vocabulary 49,152\n")
+    assert "SmolLM2-135M-In…" in cli.stored("runs")[0] and "cache    " not in out
+    assert f" of {smollm2_path.name}, " in cli.stored("show")[0]
+    assert json.loads(cli.stored("show", "--json")[0])["model"] == str(smollm2_path)
+    assert "cache    nothing cached begins so\n" in cli.stored(*asked[:4])[0]
+
+
+def test_bigram_is_built_in(cli: Cli) -> None:
+    assert cli("pull", "bigram") == ("", "bigram is built in: there is nothing to fetch\n")
+
+
+def test_what_has_no_end_in_sight_gets_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    with Downloads() as downloads:
+        for _ in range(3):
+            downloads.report("asking the hub", 0, None)
+    assert capfd.readouterr() == ("", "asking the hub …\n")
+
+
+def test_help_speaks_of_what_there_is(cli: Cli) -> None:
+    out, _ = cli("trace", "--help")
+    assert "replay" not in out and "--time-limit" in out and "--speculate" in out
+    assert "Print a JSON array" in cli("runs", "--help")[0]
+    table = (Path(__file__).parent.parent / "README.md").read_text().partition("## The command line")[2]
+    for command in ("trace", "runs", "show", "tokenize", "bench"):
+        flags = set(re.findall(r"--[a-z][a-z-]+", cli(command, "--help")[0])) - {"--help", "--limit"}
+        assert not [flag for flag in flags if f"{flag}" not in table]
 
 
 def test_text_cannot_steer_the_terminal() -> None:

@@ -26,9 +26,11 @@ ORDER = [
     ("trace",),
     ("provenance",),
     ("stream",),
+    ("arguments",),
     ("api",),
     ("bench",),
     ("cli",),
+    ("__main__",),
 ]
 PLACE = {name: i for i, group in enumerate(ORDER) for name in group}
 PURE = (

@@ -38,7 +38,7 @@ def test_packing_loses_nothing(name: str) -> None:
     packed = np.zeros(packed_size(layout, 8, columns), np.uint8)
     pack(layout, raw, 8, columns, packed)
     seen = {packed.tobytes()}
-    for bit in range(0, 8 * fmt.bytes):
+    for bit in range(8 * fmt.bytes):
         changed = raw.copy()
         changed[bit // 8] ^= 1 << bit % 8
         pack(layout, changed, 8, columns, packed)

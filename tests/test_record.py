@@ -432,9 +432,8 @@ def test_a_recorder_records_one_run() -> None:
 
 def test_repr_says_what_happened() -> None:
     run = record(Recorder(None))
-    assert repr(run) == (
-        f"<Run {run.run_id} smollm2-135m: 6 + 4 tokens, seed {SEED}, stop (stop_string): 'the text as delivered'>"
-    )
+    what = f"{run.run_id} smollm2-135m: 6 + 4 tokens, seed {SEED}, stop (stop_string), not recorded"
+    assert repr(run) == f"<Run {what}: 'the text as delivered'>"
 
 
 def test_run_ids_sort_and_never_repeat_even_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +50,7 @@ def test_a_path_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("find", [resolve, pull])
 @pytest.mark.parametrize("name", ["", "none.gguf", "/no/such", "n" * 5000, "a\0b", "HF:x/y"])
 def test_an_unknown_name_is_told_what_to_do(find: Callable[[str], Path], name: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"smollm2-135m, gemma3-270m.*glassbox pull.*\.gguf file") as caught:
+    with pytest.raises(ModelNotFound, match=r"gemma3-270m, bigram .*glassbox pull.*\.gguf file") as caught:
         find(name)
     assert caught.value.name == name and "did you mean" not in str(caught.value)
 
@@ -172,7 +174,26 @@ def test_a_hub_that_cannot_be_reached(
     hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library waits between its tries
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("the library tries again and again"))
     with pytest.raises(ModelNotFound, match=r"cannot be (fetched|reached)") as caught:
         resolve(name)
     assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
+
+
+def test_the_hubs_library_is_quiet_however_late_it_is_imported() -> None:
+    code = """
+import logging
+from glassbox.weights.hub import _quiet
+with _quiet():
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import logging as theirs
+    assert theirs.get_logger("huggingface_hub.utils._http").getEffectiveLevel() == logging.ERROR
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.timeout(60)
+def test_what_was_fetched_is_there_without_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = resolve("hf:some/two/sub/b.gguf")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert resolve("hf:some/two/sub/b.gguf") == path

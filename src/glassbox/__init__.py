@@ -3,13 +3,41 @@
 model = glassbox.load("smollm2-135m")
 run = model.generate("Once upon a time", policy=glassbox.Policy(temperature=0.8), seed=7, max_tokens=64)
 run.text, run.steps[3].ledger
+
+What is here is imported when it is first used (PEP 562), so that the command line can be
+interrupted from its first moment.
 """
 
+from typing import TYPE_CHECKING
+
 from glassbox import errors
-from glassbox.api import Model, load, load_tokenizer
-from glassbox.policy.policy import Policy
-from glassbox.trace.record import Run
-from glassbox.trace.store import open_store
 from glassbox.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from glassbox.api import Model, load, load_tokenizer
+    from glassbox.policy.policy import Policy
+    from glassbox.trace.record import Run
+    from glassbox.trace.store import open_store
+else:
+    _HOMES = {
+        "Model": "api",
+        "load": "api",
+        "load_tokenizer": "api",
+        "Policy": "policy.policy",
+        "Run": "trace.record",
+        "open_store": "trace.store",
+    }
+
+    def __getattr__(name):
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_HOMES})
+
 
 __all__ = ["Model", "Policy", "Run", "__version__", "errors", "load", "load_tokenizer", "open_store"]

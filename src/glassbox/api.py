@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from glassbox.arguments import id_list, one_prompt, policy_or_default, seconds, string, string_list
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
-from glassbox.errors import ModelNotFound, ParameterError, PromptError
+from glassbox.errors import ModelNotFound, PromptError
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
@@ -92,7 +92,7 @@ class Model:
 
     def encode(self, text: str, *, specials: bool = False, add_special: bool = True) -> Encoding:
         """Text → ids as they are, without a chat template; BOS where the file says so. See Tokenizer.encode."""
-        return self.tokenizer.encode(text, specials=specials, add_special=add_special)
+        return self.tokenizer.encode(string(text, "text"), specials=specials, add_special=add_special)
 
     def encode_chat(self, messages: Messages, *, now: datetime | None = None) -> Encoding:
         """Messages → ids through the model's chat template, ready for the assistant's turn.
@@ -102,17 +102,21 @@ class Model:
         return self._chat(messages, now)[0]
 
     def decode(self, ids: Iterable[int]) -> str:
-        return self.tokenizer.decode(ids)
+        """The text that ids say. Raises ParameterError, PromptError."""
+        return self.tokenizer.decode(id_list(ids, self.model.vocab_size))
 
     def logits(self, ids: Sequence[int]) -> F32:
         """float32 [T, V]: row t is about the token after ids[t]. Raises PromptError, ContextOverflow."""
+        checked = id_list(ids, self.model.vocab_size)
         with self.engine.lock, fresh_cache(self.model) as cache:
-            return forward(self.model, ids, cache, rows="all")[0]
+            return forward(self.model, checked, cache, rows="all")[0]
 
-    def observe(self, ids: Sequence[int], points: Iterable[str]) -> dict[str, F32]:
+    def observe(self, ids: Sequence[int], points: str | Iterable[str]) -> dict[str, F32]:
         """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
+        checked, look = id_list(ids, self.model.vocab_size), string_list(points, "points")
         with self.engine.lock, fresh_cache(self.model) as cache:
-            return forward(self.model, ids, cache, points)[1]
+            seen = forward(self.model, checked, cache, look)[1]
+        return {name: seen[name] for name in look}
 
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
         """Generate to the end. Takes what `stream` takes."""
@@ -142,13 +146,11 @@ class Model:
         """
         encoding, clock = self._prompt(prompt, messages, ids, now)
         check_ids(self.model, encoding.ids, 0)
-        if time_limit is not None and not 0 < time_limit < math.inf:
-            raise ParameterError("time_limit", time_limit, "a positive number of seconds")
         request = Request(
-            model=self.name, encoding=encoding, policy=policy if policy is not None else Policy(),
+            model=self.name, encoding=encoding, policy=policy_or_default(policy),
             seed=draw_seed() if seed is None else check_seed(seed), max_tokens=max_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop), stop_ids=tuple(stop_ids), ignore_eos=ignore_eos,
-            reuse=reuse, salt=salt, speculate=speculate, time_limit=time_limit,
+            stop=string_list(stop, "stop"), stop_ids=tuple(id_list(stop_ids, param="stop_ids")), ignore_eos=ignore_eos,
+            reuse=reuse, salt=salt, speculate=speculate, time_limit=seconds("time_limit", time_limit),
             messages=None if messages is None else tuple(messages), sources=dict(sources or {}),
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
@@ -158,13 +160,15 @@ class Model:
     def _prompt(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None
     ) -> tuple[Encoding, datetime | None]:
-        if sum(given is not None for given in (prompt, messages, ids)) != 1:
-            raise ParameterError("prompt", prompt, "given, or else messages or ids: exactly one of the three")
+        one_prompt(prompt, messages, ids)
         if messages is not None:
             return self._chat(messages, now)
-        encoding = self.encode(prompt) if prompt is not None else encoding_of(ids or (), self.tokenizer)
-        if not encoding.ids or (prompt is not None and not prompt):
-            raise PromptError("the prompt is empty")
+        if prompt is None:
+            return encoding_of(id_list(ids, self.model.vocab_size), self.tokenizer), None
+        encoding = self.encode(prompt)
+        if not encoding.ids:
+            size = len(prompt.encode())
+            raise PromptError(f"the prompt cannot be encoded: none of its {size} bytes is in the vocabulary")
         return encoding, None
 
     def _chat(self, messages: Messages, now: datetime | None) -> tuple[Encoding, datetime | None]:

@@ -111,7 +111,7 @@ def decode_rate(model: Model, context: int) -> float:
         forward(model.model, some_ids(model, context), cache)
         begin = time.perf_counter()
         for i in range(16):
-            forward(model.model, [i], cache)
+            forward(model.model, [i % model.model.vocab_size], cache)
         return 16 / (time.perf_counter() - begin)
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from glassbox.cli.output import JsonOption, ModelOption, console, load_model, note, print_json
+from glassbox.errors import ParameterError
+
+if TYPE_CHECKING:
+    from glassbox.bench import Result
+
+PROMPT = 64  # tokens before those that are generated
 
 
 def bench(
@@ -15,18 +23,41 @@ def bench(
 ) -> None:
     """Measure prefill and decode. Quote the medians, with nothing else running."""
     from glassbox.bench import measure
+    from glassbox.cli.names import described, model_name
 
     loaded = load_model(model)
+    if PROMPT + tokens > loaded.context:
+        raise ParameterError("tokens", tokens, f"at most {loaded.context - PROMPT}: the context holds {loaded.context}")
     result = measure(loaded, tokens, rounds, note)
     if as_json:
         print_json(result.to_dict())
         return
     out = console()
-    out.print(f"{loaded!r}, {loaded.model.threads} threads")
-    out.print(f"machine  {result.machine}")
-    for n, per_second in result.prefill.items():
-        out.print(f"prefill  {n:>5} tokens: {per_second:>8.1f} tokens/s")
-    for level, per_second in result.decode.items():
-        off = result.decode["off"]
-        cost = "" if level == "off" else f" ({off / per_second - 1:+.1%} time)"
-        out.print(f"decode   trace {level:<4} {per_second:>8.1f} tokens/s{cost}")
+    out.field("model    ", f"{model_name(model)}: {described(loaded)}", "")
+    for line in lines(result):
+        out.row(line)
+
+
+def lines(r: Result) -> list[str]:
+    """A result as people read it."""
+    near = r.decode.get(64)
+    rows = [f"machine  {r.machine}, {r.threads} threads, medians of {r.rounds} rounds"]
+    rows += [f"prefill  {n:>5} tokens        {rate:>8.1f} tokens/s" for n, rate in r.prefill.items()]
+    rows += [
+        f"decode   {n:>5} before it     {rate:>8.1f} tokens/s, the forward pass alone" for n, rate in r.decode.items()
+    ]
+    rows += [
+        f"decode   {n:>5} sequences     {rate:>8.1f} tokens/s together, whole pipeline" for n, rate in r.batch.items()
+    ]
+    for level, rate in r.trace.items():
+        cost = "" if level == "off" else f", {r.trace['off'] / rate - 1:+.1%} time against off"
+        rows.append(f"trace    {level:<5}               {rate:>8.1f} tokens/s, whole pipeline{cost}")
+    if near and r.read_rate:
+        moved = r.weight_bytes * near
+        rows.append(
+            f"memory   {r.weight_bytes / 1e6:.0f} MB of weights a token: {moved / 1e9:.1f} GB/s of the "
+            f"{r.read_rate / 1e9:.1f} GB/s there are ({moved / r.read_rate:.0%})"
+        )
+    rows.append(f"peak     {r.peak_memory / 1e6:.0f} MB for 2,048 tokens, process and all")
+    rows.append(f"start    {r.cold_start:.2f} s from process start to first token")
+    return rows

@@ -11,6 +11,9 @@ def pull_model(name: str = typer.Argument(help="A name from `glassbox models`, o
     """Fetch a model into the cache folder and check it."""
     from glassbox.weights.source import pull
 
+    if name == "bigram":
+        note("bigram is built in: there is nothing to fetch")
+        return
     with Downloads() as downloads:
         path = pull(name, downloads.report, show_terms=note)
     print(path)
@@ -18,13 +21,11 @@ def pull_model(name: str = typer.Argument(help="A name from `glassbox models`, o
 
 def models() -> None:
     """List the models that have a name, and which of them are here."""
-    from rich.table import Table
-    from rich.text import Text
-
     from glassbox.weights.source import known_models
 
-    table = Table.grid(padding=(0, 2))
-    for m in known_models():
-        table.add_row(*map(Text, (m.name, f"{m.size / 1e6:.0f} MB", m.licence, "here" if m.pulled else "not pulled")))
-    table.add_row(*map(Text, ("bigram", "", "Apache-2.0", "here: the lab's four-token table")))
-    console().print(table)
+    rows = [(m.name, f"{m.size / 1e6:.0f} MB", m.licence, "here" if m.pulled else "not pulled") for m in known_models()]
+    rows.append(("bigram", "", "Apache-2.0", "built in: the lab's four-token table"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    out = console()
+    for row in rows:
+        out.row("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)))

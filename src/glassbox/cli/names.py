@@ -1,20 +1,40 @@
-"""What to call the ids of a recorded run: by its own bytes, else by the vocabulary of its model if that is here."""
+"""What to call things: a model, and the ids of a recorded run."""
 
 from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from glassbox.errors import GlassboxError
 
 if TYPE_CHECKING:
+    from glassbox.api import Model
     from glassbox.text.vocab import Vocab
     from glassbox.trace.record import Run
 
 
+class Named(Protocol):
+    """A vocabulary, or what a recorded run knows of one."""
+
+    def bytes_of(self, token: int, /) -> bytes: ...
+
+
+def model_name(given: str) -> str:
+    """A model's name as it was given; of a path, the file."""
+    return given if given.startswith("hf:") else Path(given).name
+
+
+def described(model: Model) -> str:
+    """A model in a few words."""
+    spec = getattr(model.model, "spec", None)
+    if spec is None:
+        return f"the lab's table, vocabulary {model.model.vocab_size:,}"
+    return f"{spec.architecture}, {spec.layers} layers of {spec.width}, vocabulary {spec.vocab:,}"
+
+
 class Names:
-    """Bytes of ids, like a vocabulary. Never fetches a model."""
+    """Bytes of ids, like a vocabulary: a run's own, else those of its model if that is here. Never fetches one."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

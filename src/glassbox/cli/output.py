@@ -1,19 +1,24 @@
-"""What all commands share: consoles, progress of downloads, opening a model or a store the way people name them."""
+"""What all commands share: console, input, progress of downloads, opening a model or a store as people name them."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+from glassbox.errors import PromptError
 
 if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.trace.store import Store
 
-WIDTH = 80  # columns when the output is not a terminal
+WIDTH = 80  # columns when the output is not a terminal and COLUMNS does not say
 
 ModelOption = typer.Option(
     "smollm2-135m", "--model", "-m", help="A known name (glassbox models), a .gguf file, hf:owner/repo, or bigram."
@@ -22,30 +27,70 @@ StoreOption = typer.Option(None, "--store", metavar="FILE", help="Trace store. D
 JsonOption = typer.Option(False, "--json", help="Print one JSON object instead.")
 
 
-def console(*, stderr: bool = False) -> Console:
+class Out(Console):
+    """A console whose lines end where their text does, and whose reader may go away."""
+
+    def row(self, text: str | Text = "", style: str = "") -> None:
+        """One line of a table, cut at the width of the screen."""
+        line = Text(text) if isinstance(text, str) else text
+        line.rstrip()
+        self.print(line, style=style, no_wrap=True, overflow="ellipsis")
+
+    def field(self, label: str, value: str, style: str = "bold") -> None:
+        """A label in its style, and what it says beside it, on as many lines as that takes."""
+        room = max(self.width - len(label), 8)
+        for line in Text(value).wrap(self, room):
+            self.row(Text.assemble((label, style), line))
+            label = " " * len(label)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would exit with code 1
+
+
+def console(*, stderr: bool = False) -> Out:
     """A console with colour on a terminal only. What it prints is never read as markup."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDTH
-    return Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    of_its_own = "COLUMNS" in os.environ or (stream is not None and stream.isatty())
+    width = None if of_its_own else WIDTH
+    return Out(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    unicode = "utf" in str(getattr(sys.stdout, "encoding", "")).lower()
+    print(json.dumps(value, ensure_ascii=not unicode, allow_nan=False))
 
 
 def note(text: str) -> None:
-    """A line beside the output."""
+    """A line beside the output. Where stderr is closed, nobody wants to know."""
     from glassbox.cli.show_text import inert
 
-    print(inert(text, lines=True), file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(inert(text, lines=True), file=sys.stderr, flush=True)
 
 
-def load_model(name: str) -> Model:
+def read_text(argument: str) -> str:
+    """A text as the command line gives it; - stands for standard input. Raises PromptError for what is not UTF-8."""
+    if argument != "-":
+        data = argument.encode("utf-8", "surrogatepass")  # a byte that is no UTF-8 comes as half a surrogate pair
+    elif sys.stdin is None:
+        raise PromptError("there is no standard input")
+    else:
+        try:
+            data = sys.stdin.buffer.read()
+        except OSError as e:
+            raise PromptError(f"standard input cannot be read: {e.strerror or e}") from None
+    try:
+        return data.decode()
+    except UnicodeDecodeError as e:
+        raise PromptError(f"the input is not UTF-8 at byte {e.start}") from None
+
+
+def load_model(name: str, kv: str = "f32") -> Model:
     """Load a model, with a progress bar where it must be fetched and a word where kernels must be compiled."""
     import glassbox
 
     with Downloads() as downloads:
-        return glassbox.load(name, announce=note, progress=downloads.report)
+        return glassbox.load(name, kv=kv, announce=note, progress=downloads.report)
 
 
 def open_store(path: str | None, *, readonly: bool = False) -> Store:
@@ -55,7 +100,7 @@ def open_store(path: str | None, *, readonly: bool = False) -> Store:
 
 
 class Downloads:
-    """A progress bar on stderr that appears when there is something to report."""
+    """Progress on stderr when there is some: a bar where the end is known, else a line."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -69,12 +114,19 @@ class Downloads:
             self._bar.stop()
 
     def report(self, stage: str, done: int, total: int | None) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._begin(stage, total)
+        if self._tasks[stage] is not None:
+            self._bar.update(self._tasks[stage], completed=done, total=total)
+
+    def _begin(self, stage: str, total: int | None) -> Any:
+        if total is None:
+            note(f"{stage} …")
+            return None
         if self._bar is None:
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
             self._bar = Progress(*columns, console=console(stderr=True))
             self._bar.start()
-        if stage not in self._tasks:
-            self._tasks[stage] = self._bar.add_task(stage, total=total)
-        self._bar.update(self._tasks[stage], completed=done, total=total)
+        return self._bar.add_task(stage, total=total)

@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from glassbox.cli.output import JsonOption, StoreOption, console, open_store, print_json
+from glassbox.errors import GlassboxError, ParameterError
+
+if TYPE_CHECKING:
+    from glassbox.trace.store import RunSummary
+
+NO_RUNS = 'no runs yet; make one with: glassbox trace "Why is the sky blue?"'
 
 
 def runs(
     store: str = StoreOption,
     limit: int = typer.Option(20, "--limit", metavar="N", min=1, help="The newest N."),
-    as_json: bool = JsonOption,
+    as_json: bool = typer.Option(False, "--json", help="Print a JSON array instead."),
 ) -> None:
     """List recorded runs, newest first."""
-    from glassbox.cli.show_text import inert
-    from glassbox.trace.store import default_path
+    from glassbox.cli.names import model_name
+    from glassbox.cli.show_text import inert, padded
 
-    found = []
-    if store is not None or default_path().exists():
-        with open_store(store, readonly=True) as opened:
-            found = opened.runs(limit)
+    found = newest(store, limit)
     if as_json:
         keys = ("id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem")
         print_json([{"created": r.created.isoformat()} | {k: getattr(r, k) for k in keys} for r in found])
         return
     out = console()
     if not found:
-        out.print('no runs yet; make one with: glassbox trace "Why is the sky blue?"')
+        out.field("", NO_RUNS)
+        return
+    out.row(f"{'run':<14}  {'model':<16} {'tokens':>6} {'ended':<11}  {'when':<11}  prompt", "bold")
     for r in found:
-        when = r.created.astimezone().strftime("%m-%d %H:%M:%S")
-        line = f"{r.id}  {when}  {r.model[:16]:<16} {r.tokens:>4} {r.finish_reason:<11} {inert(r.prompt)}"
-        out.print(line, no_wrap=True, overflow="ellipsis")
+        name, when = inert(model_name(r.model), width=16), r.created.astimezone()
+        out.row(
+            f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  {inert(r.prompt)}"
+        )
+
+
+def newest(store: str | None, limit: int) -> list[RunSummary]:
+    """The newest runs; none where the default store was never made. Raises StoreError."""
+    from glassbox.trace.store import default_path
+
+    if store is None and not default_path().exists():
+        return []
+    with open_store(store, readonly=True) as opened:
+        return opened.runs(limit)
 
 
 def show(
@@ -41,8 +59,9 @@ def show(
 ) -> None:
     """Show a recorded run, or one step of it."""
     from glassbox.cli import render
-    from glassbox.errors import ParameterError
 
+    if not newest(store, 1):
+        raise GlassboxError(NO_RUNS)
     with open_store(store, readonly=True) as opened:
         found = opened.load(run)
     if at is not None and not 0 <= at < len(found.steps):

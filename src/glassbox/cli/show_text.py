@@ -1,8 +1,11 @@
-"""Text of models and users made safe to look at: nothing in it may steer the terminal or hide."""
+"""Text of models and users made safe to look at: nothing steers the terminal, nothing hides, nothing is cut in half."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
 
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 # Controls, invisible formats (bidirectional overrides, zero-width) but for joiners, surrogates, private use, unassigned
@@ -10,26 +13,45 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _KEPT = frozenset("\u200c\u200d")  # joiners: emoji and several scripts need them
 
 
-def inert(text: str, *, lines: bool = False) -> str:
+def inert(text: str, *, lines: bool = False, width: int | None = None) -> str:
     """`text` with every control and every invisible character as an escape. lines: newlines and tabs stay."""
-    return "".join(c if _plain(c) or (lines and c in "\n\t") else _escape(c) for c in text)
+    return within([c if _plain(c) or (lines and c in "\n\t") else _escape(c) for c in text], width)
 
 
-def quoted(data: bytes) -> str:
-    """A token's bytes in quotes: text where it is UTF-8, \\xNN where it is not."""
-    text = data.decode("utf-8", "backslashreplace") if not _is_utf8(data) else None
-    if text is not None:
-        return f"'{inert(text)}'"
-    shown = "".join(c if _plain(c) and c != "\\" else _escape(c) for c in data.decode("utf-8"))
-    return f"'{shown}'"
+def quoted(data: bytes, width: int | None = None) -> str:
+    """A token's bytes in quotes: text where it is UTF-8, \\xNN where it is not. width: columns it may take."""
+    shown = [c if _plain(c) and c != "\\" else _escape(c) for c in data.decode("utf-8", "surrogateescape")]
+    return f"'{within(shown, None if width is None else width - 2)}'"
 
 
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+def within(pieces: Sequence[str], width: int | None) -> str:
+    """The pieces joined, or as many whole ones as fit before an ellipsis."""
+    whole = "".join(pieces)
+    if width is None or cell_len(whole) <= width:
+        return whole
+    kept, room = "", width - 1
+    for piece in pieces:
+        room -= cell_len(piece)
+        if room < 0:
+            break
+        kept += piece
+    return kept + "…"
+
+
+def flow(cells: Iterable[str], width: int) -> list[str]:
+    """Lines of as many cells as fit beside each other; none is broken."""
+    lines: list[str] = []
+    for cell in cells:
+        if lines and cell_len(f"{lines[-1]}  {cell}") <= width:
+            lines[-1] += f"  {cell}"
+        else:
+            lines.append(cell)
+    return lines
+
+
+def padded(text: str, width: int) -> str:
+    """`text` and as many spaces as make it so many columns wide."""
+    return text + " " * (width - cell_len(text))
 
 
 def _plain(c: str) -> bool:
@@ -40,4 +62,6 @@ def _escape(c: str) -> str:
     if c in _NAMES:
         return _NAMES[c]
     code = ord(c)
+    if 0xDC80 <= code < 0xDD00:  # a byte that is no UTF-8, as Python reads it
+        code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

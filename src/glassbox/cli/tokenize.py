@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from glassbox.cli.output import JsonOption, ModelOption, console, print_json
+from glassbox.cli.output import JsonOption, ModelOption, console, print_json, read_text
 
 
 def tokenize(
@@ -14,13 +14,13 @@ def tokenize(
     as_json: bool = JsonOption,
 ) -> None:
     """Show the ids of TEXT as it is (no chat template), with the bytes each stands for."""
-    import sys
-
     import glassbox
+    from glassbox.cli.prompt import notes_of
     from glassbox.cli.show_text import quoted
 
+    text = read_text(text)
     tokenizer = glassbox.load_tokenizer(model)
-    encoding = tokenizer.encode(sys.stdin.read() if text == "-" else text, specials=specials)
+    encoding = tokenizer.encode(text, specials=specials)
     vocab = tokenizer.vocab
     if as_json:
         tokens = [
@@ -32,7 +32,7 @@ def tokenize(
         return
     out = console()
     for i, kind, (begin, end) in zip(encoding.ids, encoding.kinds, encoding.spans, strict=True):
-        out.print(f"{i:>8}  {begin:>5}–{end:<5} {kind:<8} {quoted(vocab.bytes_of(i))}", no_wrap=True)
-    for text in (*tokenizer.assumptions, *encoding.lossy, *encoding.notes):
-        out.print(f"note: {text}", style="yellow")
-    out.print(f"{len(encoding.ids)} ids for {len(encoding.text.encode())} bytes", style="bold")
+        out.row(f"{i:>8}  {begin:>5}–{end:<5} {kind:<8} {quoted(vocab.bytes_of(i), max(out.width - 31, 8))}")
+    for note in (*tokenizer.assumptions, *notes_of(encoding, vocab)):
+        out.field("note: ", note, "yellow")
+    out.row(f"{len(encoding.ids)} ids for {len(encoding.text.encode())} bytes", "bold")

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from glassbox.cli.output import JsonOption, ModelOption, StoreOption, load_model, note, open_store, print_json
+from glassbox.cli.main import INTERRUPTED
+from glassbox.cli.output import (
+    JsonOption,
+    ModelOption,
+    StoreOption,
+    load_model,
+    note,
+    open_store,
+    print_json,
+    read_text,
+)
+from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from glassbox.api import Model
+    from glassbox.cli.render import Live
     from glassbox.policy.policy import Policy
-    from glassbox.trace.store import Store
+    from glassbox.stream import Stream
+    from glassbox.trace.record import Run
 
+NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
 # parameter -> (key in a GGUF file, value when neither the file nor a flag says anything)
 DEFAULTS: Mapping[str, tuple[str, float]] = {
     "temperature": ("general.sampling.temp", 0.8),
@@ -38,47 +51,67 @@ def trace(
     seed: int = typer.Option(None, "--seed", metavar="N", help="Drawn and shown when not given."),
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
+    time_limit: float = typer.Option(None, "--time-limit", metavar="SECONDS", help="Stop after so long."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
-    level: str = typer.Option("look", "--level", help="What the trace keeps: look, or ids (what replay needs)."),
+    speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
+    no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
+    kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
+    level: str = typer.Option(
+        "look", "--level", metavar="LEVEL", help="What is recorded: look (all), or ids (no ledger, no candidates)."
+    ),
     as_json: bool = JsonOption,
     store: str = StoreOption,
-) -> int:
+) -> None:
     """Generate from PROMPT and show every step: template, ids, each token's probabilities, policy and draw.
 
     Sampling parameters that are not given come from the model file where it has them; the output says which.
     """
-    from glassbox.errors import ParameterError, PromptError
+    from glassbox.cache.pages import KINDS
+    from glassbox.cli.names import model_name
+    from glassbox.cli.render import Live
     from glassbox.policy.policy import Policy
 
     # All that can be wrong without a model is said before one is loaded.
     flags: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     given = {name: value for name, value in flags.items() if value is not None}
     Policy(**given)
-    if level not in ("look", "ids"):
-        raise ParameterError("level", level, "look or ids")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    for name, value, allowed in (("level", level, ("look", "ids")), ("kv", kv, tuple(KINDS))):
+        if value not in allowed:
+            raise ParameterError(name, value, f"one of {', '.join(allowed)}")
+    if raw and system is not None:
+        raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
+    text = read_text(prompt)
     if not text:
         raise PromptError("the prompt is empty")
+    head = [] if system is None else [{"role": "system", "content": read_text(system)}]
+    asked: dict[str, Any] = dict(
+        seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
+        reuse=not no_reuse, level=level,
+    )  # fmt: skip
     with open_store(store) as opened:
-        loaded = load_model(model)
-        policy, sources = choose_policy(loaded, given)
-        asked: dict[str, Any] = dict(
-            policy=policy,
-            sources=sources,
-            seed=seed,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            level=level,
-        )
-        if raw or loaded.tokenizer.template is None:
-            if system is not None:
-                raise ParameterError("system", system, "left out: without a chat template there are no messages")
-            asked["prompt"] = text
+        loaded = load_model(model, kv)
+        plain = loaded.tokenizer.template is None
+        if plain and head:
+            raise PromptError(f"--system needs a chat template, and {model_name(model)} has none", param="system")
+        asked |= {"prompt": text} if raw or plain else {"messages": [*head, {"role": "user", "content": text}]}
+        asked["policy"], asked["sources"] = choose_policy(loaded, given)
+        stream = loaded.stream(store=opened, **asked)
+        live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
+        run, interrupted = run_trace(stream, live)
+        if live:
+            live.tail(run, opened, store is not None)
         else:
-            head = [] if system is None else [{"role": "system", "content": system}]
-            asked["messages"] = [*head, {"role": "user", "content": text}]
-        return run_trace(loaded, asked, opened, as_json, plain=not raw and loaded.tokenizer.template is None)
+            print_json(run.to_dict())
+    if run.problem:
+        note(f"glassbox: the trace is incomplete: {run.problem}")
+    if interrupted:
+        raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
+
+
+class Interrupted(GlassboxError):
+    """Ctrl-C, after what there is has been kept and shown."""
+
+    exit_code = INTERRUPTED
 
 
 def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[str, str]]:
@@ -94,31 +127,16 @@ def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[
     return Policy(**values), sources
 
 
-def run_trace(model: Model, asked: dict[str, Any], store: Store, as_json: bool, *, plain: bool) -> int:
-    """Generate and print. Ctrl-C ends the generation, keeps what there is, and returns 130."""
-    from glassbox.cli.render import Live
-
-    live = None if as_json else Live(model)
-    stream = model.stream(store=store, **asked)
+def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:
+    """Generate, showing each step. Whatever leaves the loop ends the generation; Ctrl-C is told, the rest raised."""
     interrupted = False
-    if live:
-        if plain:
-            live.note("This model has no chat template: the prompt goes in as it is.")
-        live.head(stream.request)
-    try:
-        for step in stream:
+    with stream:
+        try:
             if live:
-                live.step(step)
-    except KeyboardInterrupt:
-        interrupted = True
-        stream.close()  # wherever the key was pressed, the generation ends here
-    run = stream.run
-    if as_json:
-        print_json(run.to_dict())
-    elif live:
-        live.tail(run, store.path)
-    if run.problem:
-        note(f"glassbox: the trace is incomplete: {run.problem}")
-    if interrupted:
-        note(f"glassbox: interrupted; what was made is kept as run {run.run_id}")
-    return 130 if interrupted else 0
+                live.head(stream.request)
+            for step in stream:
+                if live:
+                    live.step(step)
+        except KeyboardInterrupt:
+            interrupted = True
+    return stream.run, interrupted

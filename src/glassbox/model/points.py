@@ -39,5 +39,6 @@ def check_points(points: Iterable[str], layers: int) -> frozenset[str]:
     wanted = frozenset(points)
     unknown = sorted(wanted - set(all_points(layers)))
     if unknown:
-        raise UnknownPoint(unknown[0], [*MODEL_POINTS, *(f"{name}.0 … .{layers - 1}" for name in LAYER_POINTS)])
+        inner = [f"{name}.0 … .{layers - 1}" for name in LAYER_POINTS] if layers else []
+        raise UnknownPoint(unknown[0], [*MODEL_POINTS, *inner])
     return wanted

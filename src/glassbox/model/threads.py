@@ -23,7 +23,7 @@ MAX_THREADS = 256
 def thread_count() -> int:
     """GLASSBOX_THREADS, or the physical cores this process may use. Raises ParameterError."""
     asked = os.environ.get("GLASSBOX_THREADS")
-    if asked is None:
+    if not asked:
         return _physical_cores()
     if not asked.isdecimal() or not 1 <= int(asked) <= MAX_THREADS:
         raise ParameterError("GLASSBOX_THREADS", asked, f"a whole number from 1 to {MAX_THREADS}")

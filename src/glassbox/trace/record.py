@@ -44,6 +44,7 @@ class Run:
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
+    recorded: bool = field(default=True, compare=False)  # whether there is a store that holds it
 
     @classmethod
     def from_parts(
@@ -131,7 +132,8 @@ class Run:
         stop = self.stop_reason
         how = f"{self.finish_reason} ({stop['kind']})" if stop else self.finish_reason
         shown = self.text if len(self.text) <= 40 else self.text[:39] + "…"
-        return f"<Run {self.run_id} {self.model}: {counts}, seed {self.seed}, {how}: {shown!r}>"
+        where = "" if self.recorded else ", not recorded"
+        return f"<Run {self.run_id} {self.model}: {counts}, seed {self.seed}, {how}{where}: {shown!r}>"
 
 
 class Recorder:
@@ -214,6 +216,7 @@ class Recorder:
             error=end.error if end else None,
             level=self.level,
             problem=self.problem,
+            recorded=self._writer is not None,
         )
 
     def _finish(self, end: End) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from glassbox.errors import ModelNotFound
 from glassbox.weights.known import Progress
@@ -32,6 +35,8 @@ def fetch(name: str, progress: Progress) -> Path:
         raise ModelNotFound(name, "needs the package huggingface-hub: pip install huggingface-hub") from None
     endpoint = os.environ.get("HF_ENDPOINT") or None  # the library reads it once, when it is imported
     with _one_sentence(name), _quiet():
+        if not file or not isinstance(huggingface_hub.try_to_load_from_cache(f"{owner}/{repo}", file), str):
+            _reach(name, endpoint or huggingface_hub.constants.ENDPOINT)
         if not file:
             progress("asking the hub", 0, None)
             file = _only_gguf(name, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(f"{owner}/{repo}"))
@@ -40,6 +45,17 @@ def fetch(name: str, progress: Progress) -> Path:
         takes_bar = "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters
         options: dict[str, Any] = {"tqdm_class": bar} if takes_bar else {}
         return Path(huggingface_hub.hf_hub_download(f"{owner}/{repo}", file, endpoint=endpoint, **options))
+
+
+def _reach(name: str, endpoint: str) -> None:
+    """Find out at once what the library tries for half a minute to find out. Behind a proxy only it can know."""
+    at = urlsplit(endpoint)
+    if at.hostname is None or not getproxies().keys().isdisjoint(("http", "https", "all")):
+        return
+    try:
+        socket.create_connection((at.hostname, at.port or (80 if at.scheme == "http" else 443)), timeout=5).close()
+    except OSError as e:
+        raise ModelNotFound(name, f"the hub cannot be reached: {e.strerror or e}") from None
 
 
 def _only_gguf(name: str, files: list[str]) -> str:
@@ -72,6 +88,7 @@ def _bar(stage: str, progress: Progress) -> type[Any]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The library logs each of its retries over several lines; here the one error at the end says it."""
+    import_module("huggingface_hub.utils.logging")  # sets a level of its own when it is first imported
     log = logging.getLogger("huggingface_hub")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -71,6 +71,6 @@ def _not_found(name: str) -> ModelNotFound:
     names = [m.name for m in KNOWN]
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    known = ", ".join(names)
+    known = ", ".join([*names, "bigram (built in)"])
     how = f"known names are {known} (`glassbox pull {near[0] if near else names[0]}`), or give a .gguf file"
     return ModelNotFound(name, f"no such name, file or folder; {hint}{how} or hf:owner/repo")

@@ -1,0 +1,83 @@
+"""The commands, and what becomes of what they raise: one line on stderr and an exit code; never a traceback.
+
+Commands import what they need when they run, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+import typer
+
+from glassbox.cli import bench, models, runs, tokenize, trace
+from glassbox.cli.main import INTERRUPTED
+from glassbox.errors import GlassboxError
+
+app = typer.Typer(
+    name="glassbox",
+    help="The LLM generation engine you can see through.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+app.command("trace")(trace.trace)
+app.command("runs")(runs.runs)
+app.command("show")(runs.show)
+app.command("tokenize")(tokenize.tokenize)
+app.command("pull")(models.pull_model)
+app.command("models")(models.models)
+app.command("bench")(bench.bench)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from glassbox.version import VERSION
+
+        print(f"glassbox {VERSION}")
+        raise typer.Exit()
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run a command; returns the exit code. Raises KeyboardInterrupt."""
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="glassbox")
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # the reader of a pipe has seen enough; typer ends the process then
+        return discard(sys.stdout)
+    except OSError as e:
+        what = e.filename or "the output"
+        discard(sys.stdout)
+        return complain(f"{what} cannot be written: {e.strerror or e}", 2)
+    except GlassboxError as e:
+        return complain(str(e), e.exit_code)
+    except typer.TyperException as e:
+        text = e.format_message()
+        if text.startswith("Usage:"):  # no command was given
+            print(text)
+            return 2
+        at = getattr(e, "ctx", None)
+        return complain(f"{text} (see {at.command_path if at else 'glassbox'} --help)", e.exit_code)
+    if code == INTERRUPTED:  # typer's word for Ctrl-C
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
+
+
+def complain(text: str, code: int) -> int:
+    """One line on stderr, whatever line breaks and control characters the text has."""
+    from glassbox.cli.output import note
+
+    note("glassbox: " + " ".join(text.split()))
+    return code
+
+
+def discard(stream: TextIO) -> int:
+    """Let what is left in the stream's buffer go nowhere, or the interpreter would fail over it when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 0

@@ -1,0 +1,89 @@
+"""What goes into a run, as people read it: who wrote what of the prompt, its ids, the policy, the seed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from glassbox.cli.names import Named
+from glassbox.cli.output import Out
+from glassbox.cli.show_text import flow, inert, quoted
+
+if TYPE_CHECKING:
+    from glassbox.generation import Request
+    from glassbox.text.tokenizer import Encoding
+
+CHARS = 1200  # of a segment; a longer one is cut in the middle
+FIRST, LAST, MOST = 64, 16, 96  # of the ids
+LOST = 4  # bytes that are not in the vocabulary are named one by one up to here
+
+
+def prompt(out: Out, request: Request, vocab: Named) -> None:
+    """The prompt and what is to be done with it."""
+    encoding = request.encoding
+    out.print()
+    out.row(f"prompt   {len(encoding.ids)} ids", "bold")
+    shown = [s for s in encoding.segment_list if s.text]
+    width = max((len(s.origin) for s in shown), default=0)
+    for segment in shown:
+        out.field(f"  {segment.origin:<{width}} ", inert(middle_cut(segment.text)), "cyan")
+    for text in notes_of(encoding, vocab):
+        out.field("  note: ", text, "yellow")
+    out.print()
+    out.row("ids", "bold")
+    for line in id_lines(encoding.ids, vocab, out.width - 2):
+        out.row(f"  {line}")
+    out.print()
+    out.field("policy   ", policy_line(request))
+    if not request.policy.greedy:
+        out.field("seed     ", str(request.seed))
+
+
+def middle_cut(text: str) -> str:
+    """A text of which both ends are shown, and how much is not."""
+    if len(text) <= CHARS:
+        return text
+    half = CHARS // 2
+    return f"{text[:half]} […{len(text) - 2 * half:,} characters more…] {text[-half:]}"
+
+
+def id_lines(ids: tuple[int, ...], vocab: Named, width: int) -> list[str]:
+    """Each id with its bytes; of many, the first and the last."""
+
+    def lines(some: tuple[int, ...]) -> list[str]:
+        return flow((f"{i} {quoted(vocab.bytes_of(i), width - len(str(i)) - 1)}" for i in some), width)
+
+    if len(ids) <= MOST:
+        return lines(ids)
+    return [*lines(ids[:FIRST]), f"… {len(ids) - FIRST - LAST:,} more ids (--json has all)", *lines(ids[-LAST:])]
+
+
+def notes_of(encoding: Encoding, vocab: Named) -> list[str]:
+    """What the vocabulary could not say, and what the tokenizer did unasked."""
+    notes = [_lost(text, encoding, vocab) for text in encoding.lossy[:LOST]]
+    if (more := len(encoding.lossy) - LOST) > 0:
+        notes.append(f"the same holds for {more:,} more bytes")
+    return [*notes, *encoding.notes]
+
+
+def _lost(text: str, encoding: Encoding, vocab: Named) -> str:
+    at = int(text.rpartition(" ")[2])  # "byte 0x7A at offset 2"
+    where = zip(encoding.ids, encoding.spans, strict=True)
+    there = next((i for i, (begin, end) in where if begin <= at < end), None)
+    if there is None:
+        return f"{text} is not in the vocabulary and was left out"
+    return f"{text} is not in the vocabulary: id {there} {quoted(vocab.bytes_of(there))} stands there"
+
+
+def policy_line(request: Request) -> str:
+    """Each parameter that does something, in order, and where its value came from."""
+    policy = request.policy
+    running = {step.name for step in policy.steps}
+    parts = []
+    for name in policy.order:
+        value, source = getattr(policy, name), request.sources.get(name)
+        if name == "temperature" and policy.greedy:
+            parts.append("greedy (temperature 0)")
+            break  # one token is left: what comes after can do nothing
+        if name in running or (name == "temperature" and source):
+            parts.append(f"{name} {value:g}" + (f" ({source})" if source else ""))
+    return " → ".join(parts) or "none: the model's own distribution"
