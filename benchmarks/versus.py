@@ -1,98 +1,108 @@
-"""Glassbox and llama.cpp on the same file, prompt and threads, in turns.
+"""Glassbox, llama.cpp and transformers on the same file, prompts and threads, in turns.
 
     python benchmarks/versus.py [--model M] [--rounds N]
 
-Needs the `xllamacpp` wheel (`make versus` installs it). Prints medians with the spread, and the ratio of the medians.
+`make versus` installs what it needs; without torch and transformers it runs the other two. Prints medians with the
+spread, ratios of Glassbox to each other engine, and how far each one's distribution is from float32 (transformers') on
+the prompts of the golden tests: the mean KL divergence, and how often the likeliest token is another.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import statistics
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from engines import Engine, Glassbox, LlamaCpp, Transformers
 
 import glassbox
-from glassbox.bench import machine, prefill_rate
-from glassbox.policy.policy import Policy
+from glassbox.bench import machine
 
-PROMPT, TOKENS, PREFILL = 64, 64, 512
-
-
-def ids(n: int, vocab: int) -> list[int]:
-    return [(37 * i + 11) % vocab for i in range(n)]
+PROMPT, TOKENS, PREFILL, SLOTS, EACH = 64, 64, 512, 16, 32
+GOLDEN = Path(__file__).parent.parent / "tests" / "data"
+STEMS = {"smollm2-135m": "smollm2", "gemma3-270m": "gemma3"}
 
 
-class LlamaCpp:
-    """llama.cpp's own server object in this process, asked for one completion at a time; it reports its own timings."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        import xllamacpp
-
-        p = xllamacpp.CommonParams()
-        p.model.path = str(path)
-        p.n_ctx, p.n_parallel, p.warmup, p.verbosity = 4096, 1, True, -1
-        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = threads
-        self.server = xllamacpp.Server(p)
-
-    def complete(self, prompt: list[int], n: int) -> dict[str, Any]:
-        asked = dict(
-            prompt=prompt, n_predict=n, ignore_eos=True, temperature=0.8, top_p=0.95, cache_prompt=False, seed=7
-        )
-        timings: dict[str, Any] = self.server.handle_completions(asked)["timings"]
-        return timings
+def ids(n: int, first: int = 11) -> list[int]:
+    return [(37 * i + first) % 49000 for i in range(n)]
 
 
-def glassbox_decode(model: glassbox.Model, vocab: int, store: Any) -> float:
-    """Tokens per second with the trace at level look, through the whole pipeline."""
-    policy = Policy(temperature=0.8, top_p=0.95)
-    run = model.generate(ids=ids(PROMPT, vocab), policy=policy, seed=7, max_tokens=TOKENS, ignore_eos=True, store=store)
-    assert run.timings is not None and run.timings.first_token_ns is not None
-    return (TOKENS - 1) * 1e9 / (run.timings.total_ns - run.timings.first_token_ns)
+def engines_for(model: glassbox.Model, folder: Path) -> tuple[list[Engine], LlamaCpp]:
+    """All engines there are for one model; llama.cpp once with a single slot and once with several."""
+    assert model.path is not None
+    threads, vocab = model.model.threads, model.model.vocab_size
+    found: list[Engine] = [Glassbox(model, folder / "versus.db"), LlamaCpp(model.path, threads, 1, vocab)]
+    try:
+        found.append(Transformers(model.path, threads))
+    except ImportError:
+        print("(transformers is not installed: no float32 reference)")
+    return found, LlamaCpp(model.path, threads, SLOTS, vocab)
 
 
 def measure(name: str, rounds: int, folder: Path) -> None:
     model = glassbox.load(name)
-    assert model.path is not None
-    vocab = min(model.model.vocab_size, 49000)
-    other = LlamaCpp(model.path, model.model.threads)
-    rows: dict[str, tuple[list[float], list[float]]] = {"prefill 512": ([], []), "decode": ([], [])}
-    with glassbox.open_store(folder / "versus.db") as store:
-        for i in range(rounds + 1):
-            prefill = prefill_rate(model, PREFILL), other.complete(ids(PREFILL, vocab), 1)["prompt_per_second"]
-            decode = (
-                glassbox_decode(model, vocab, store),
-                other.complete(ids(PROMPT, vocab), TOKENS)["predicted_per_second"],
-            )
-            for row, pair in (("prefill 512", prefill), ("decode", decode)):
+    engines, slots = engines_for(model, folder)
+    many = [ids(16 + i, 5 + i) for i in range(SLOTS)]
+    tasks = {
+        f"prefill {PREFILL}": [(e.name, lambda e=e: e.prefill(ids(PREFILL))) for e in engines],
+        "decode": [
+            (e.name, lambda e=e: e.decode(ids(PROMPT), 16 if e.name == "transformers" else TOKENS)) for e in engines
+        ],
+        f"{SLOTS} at once": [(e.name, lambda e=e: e.together(many, EACH)) for e in (engines[0], slots)],
+    }
+    seen: dict[tuple[str, str], list[float]] = {}
+    for i in range(rounds + 1):
+        for task, runs in tasks.items():
+            for engine, run in runs:
+                rate = run()
                 if i:  # the first round warms up
-                    rows[row][0].append(pair[0])
-                    rows[row][1].append(pair[1])
-    print(f"{name}, {model.model.threads} threads, {rounds} rounds; tokens/s, median [least–most]")
-    for row, (ours, theirs) in rows.items():
-        ratio = statistics.median(ours) / statistics.median(theirs)
-        print(f"  {row:<12} glassbox {shown(ours)}   llama.cpp {shown(theirs)}   {ratio:.2f}×")
+                    seen.setdefault((task, engine), []).append(rate)
+    print(f"\n{name}, {model.model.threads} threads, {rounds} rounds; tokens/s, median [least–most], ratio to glassbox")
+    for (task, engine), rates in seen.items():
+        if not math.isnan(rates[0]):
+            ratio = statistics.median(seen[task, "glassbox"]) / statistics.median(rates)
+            against = "" if engine == "glassbox" else f"  {ratio:5.2f}×"
+            print(f"  {task:<12} {engine:<13} {shown(rates)}{against}")
+    accuracy(name, engines)
 
 
 def shown(rates: list[float]) -> str:
-    return f"{statistics.median(rates):6.1f} [{min(rates):.0f}–{max(rates):.0f}]"
+    return f"{statistics.median(rates):7.1f} [{min(rates):.0f}–{max(rates):.0f}]"
+
+
+def accuracy(name: str, engines: list[Engine]) -> None:
+    """KL(float32 ‖ engine) after each golden prompt, and how often the best token differs."""
+    if name not in STEMS or engines[-1].name != "transformers":
+        return
+    prompts = [p["ids"] for p in json.loads((GOLDEN / f"golden_{STEMS[name]}.json").read_text())["prompts"]]
+    right = [engines[-1].logprobs(p) for p in prompts]
+    for engine in engines[:-1]:
+        kls, other = [], 0
+        for p, truth in zip(prompts, right, strict=True):
+            got = engine.logprobs(p)
+            kls.append(float((np.exp(truth) * (truth - got)).sum()))
+            other += int(truth.argmax() != got.argmax())
+        print(f"  to float32   {engine.name:<13} KL mean {np.mean(kls):.1e}, most {max(kls):.1e}; "
+              f"another best token after {other} of {len(prompts)} prompts")  # fmt: skip
 
 
 def main() -> None:
-    import tempfile
-
-    parser = argparse.ArgumentParser(description="Glassbox (trace at level look) against llama.cpp.")
+    parser = argparse.ArgumentParser(description="Glassbox (trace at level look) against other engines.")
     parser.add_argument("--model", action="append", help="may be repeated; default both known models")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    # llama.cpp writes its log to stderr from C++; figures go to stdout
+    # llama.cpp writes its log to stderr from C++, and others their bars; figures go to stdout
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     print(f"machine  {machine()}")
     with tempfile.TemporaryDirectory() as folder:
-        for name in asked.model or ["smollm2-135m", "gemma3-270m"]:
-            measure(name, asked.rounds, Path(folder))
+        for i, name in enumerate(asked.model or STEMS):
+            measure(name, asked.rounds, Path(folder) / str(i))
     sys.stdout.flush()
     os._exit(0)  # llama.cpp's server threads do not end by themselves
 

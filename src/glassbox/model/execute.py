@@ -106,4 +106,6 @@ class Executor:
             counters[-1:].ctypes.data, self._scratch.ctypes.data, stride, self.shape.layer_bytes, see_width,
             list(KINDS).index(self.shape.kind),
         ]  # fmt: skip
-        self.team.run(Job(header, (self._code, addresses, strides, counters)))
+        self.team.run(
+            Job(header, (self._code, addresses, strides, counters, out, ids, positions, tables, rows, self._scratch))
+        )

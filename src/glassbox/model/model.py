@@ -15,7 +15,7 @@ from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec, spec_from_gguf
-from glassbox.model.threads import Team, thread_count
+from glassbox.model.threads import Team, check_threads, thread_count
 from glassbox.model.transformer import write
 from glassbox.model.weights import load_weights
 from glassbox.types import F32, I64
@@ -23,6 +23,7 @@ from glassbox.weights.gguf import Gguf
 
 Rows = Literal["last", "all"]
 HIDDEN = -1e29  # scores below are of positions a query may not see
+MOST_EXECUTORS = 4  # programs kept with their buffers: one for each set of points looked at
 FIRST_POSITIONS = 2048  # rotary tables are made for so many at first, and for twice as many when they run out
 
 
@@ -116,7 +117,7 @@ class TransformerModel:
         table = file.tensors.get("token_embd.weight")
         self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
         self.path: Path = file.path
-        self.team = Team(load(announce), threads if threads is not None else thread_count())
+        self.team = Team(load(announce), thread_count() if threads is None else check_threads(threads))
         self.weights = load_weights(file, self.spec, self.team)
         self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
         self._ropes = RopeTables(self.spec.head_width, min(FIRST_POSITIONS, self.spec.context))
@@ -158,7 +159,11 @@ class TransformerModel:
             positions = min(self.spec.context, max(2 * self._ropes.positions, length))
             self._ropes = RopeTables(self.spec.head_width, positions)
             self._executors.clear()  # their programs name the old tables
-        if look not in self._executors:
+        if look in self._executors:
+            self._executors[look] = self._executors.pop(look)  # the newest stands last
+        else:
+            while len(self._executors) >= MOST_EXECUTORS:
+                del self._executors[next(iter(self._executors))]
             sheet = write(self.spec, self.weights, self._ropes, look)
             widest = max(self.spec.width, self.spec.mlp_width, self.spec.heads * self.spec.head_width)
             self._executors[look] = Executor(sheet, self.team, self.pool.shape, 8 * widest)

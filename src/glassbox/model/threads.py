@@ -30,6 +30,13 @@ def thread_count() -> int:
     return int(asked)
 
 
+def check_threads(threads: object) -> int:
+    """The number, if it is one of threads. Raises ParameterError."""
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= MAX_THREADS:
+        raise ParameterError("threads", threads, f"a whole number from 1 to {MAX_THREADS}")
+    return threads
+
+
 def _physical_cores() -> int:
     """Hyperthreads of one core share its arithmetic, so they are counted once."""
     if not hasattr(os, "sched_getaffinity"):
@@ -49,7 +56,7 @@ class Job:
     """A job's header, and the arrays it points to: a helper that comes late must still find them."""
 
     header: I64
-    arrays: tuple[I64, ...]
+    arrays: tuple[object, ...]
 
 
 class Team:
@@ -60,13 +67,29 @@ class Team:
         self._run = run
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
         for i, queue in enumerate(self._queues):
-            threading.Thread(target=_serve, args=(run, queue, i + 1), daemon=True, name=f"glassbox-{i + 1}").start()
+            helper = threading.Thread(target=_serve, args=(run, queue, i + 1), daemon=True, name=f"glassbox-{i + 1}")
+            try:
+                helper.start()
+            except RuntimeError:
+                _dismiss(self._queues)
+                raise ParameterError("threads", count, f"at most {i + 1}: the system starts no more") from None
         weakref.finalize(self, _dismiss, self._queues)
 
     def run(self, job: Job) -> None:
-        for queue in self._queues:
-            queue.put(job)
-        self._run(job.header.ctypes.data, 0)
+        """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
+        memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
+        done, interrupt = False, None
+        while not done:
+            try:
+                if interrupt is None:
+                    for queue in self._queues:
+                        queue.put(job)
+                self._run(job.header.ctypes.data, 0)
+                done = True
+            except BaseException as e:
+                interrupt = e
+        if interrupt is not None:
+            raise interrupt
 
 
 def run_program(team: Team, program: Program) -> None:

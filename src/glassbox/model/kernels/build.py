@@ -15,7 +15,9 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -31,6 +33,8 @@ TARGETS: Mapping[str, tuple[str, str]] = {
     "aarch64": ("generic", "+neon,+fp-armv8"),
     "arm64": ("generic", "+neon,+fp-armv8"),
 }
+
+DIGEST = 32  # bytes of a sha256, which stand before the object code in its file
 
 Run = Callable[[int, int], None]  # (address of a job's header, thread number)
 
@@ -66,29 +70,58 @@ def load(announce: Callable[[str], None] | None = None) -> Run:
     """The compiled `team.run`. Compiles first if this machine has not yet. Raises KernelError."""
     _check_host()
     path = object_path()
-    if not path.exists():
+    code = _kept(path)
+    if code is None:
         if announce is not None:
             announce("compiling the kernels for this machine (once, about ten seconds)")
-        _compile_in_child(path)
-    return _link(path)
+        code = _compile_in_child()
+        _keep(path, code)
+    return _link(code)
 
 
-_keep: list[object] = []  # the engine owns the code; it must outlive every call
+def _kept(path: Path) -> bytes | None:
+    """The object code in the cache, if it is whole: running a damaged one would crash, or worse, compute other bits."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, code = data[:DIGEST], data[DIGEST:]
+    return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _link(path: Path) -> Run:
+def _keep(path: Path, code: bytes) -> None:
+    """Put object code into the cache, whole or not at all. Where that cannot be written, each start compiles."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as f:
+            f.write(hashlib.sha256(code).digest() + code)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(f.name, path)
+    except OSError:
+        return
+    for left in path.parent.glob("*.tmp"):  # of a process that was killed while it wrote
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 3600:
+                left.unlink()
+
+
+_alive: list[object] = []  # the engine owns the code; it must outlive every call
+
+
+def _link(code: bytes) -> Run:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(*_machine_options())
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(path.read_bytes()))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address("glassbox_run")
     if not address:
-        raise KernelError(f"{path} does not hold the kernels; delete it and start again")
-    _keep.append(engine)
+        raise KernelError("the compiled kernels lack their entry point")
+    _alive.append(engine)
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
 
 
@@ -108,25 +141,21 @@ def _check_host() -> None:
         raise KernelError(f"this processor lacks {', '.join(missing)}, which the kernels are compiled for")
 
 
-def _compile_in_child(path: Path) -> None:
+def _compile_in_child() -> bytes:
+    """The object code, compiled by a process of its own."""
     cpu, features = target()
     env = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_DISABLE_JIT": "0"}
+    command = [sys.executable, "-m", "glassbox.model.kernels.build"]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        os.close(handle)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.o"
+            done = subprocess.run([*command, str(path)], env=env, capture_output=True, text=True)
+            if done.returncode:
+                tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise KernelError(f"the kernels could not be compiled: {tail}")
+            return path.read_bytes()
     except OSError as e:
-        raise KernelError(f"the compiled kernels cannot be kept in {path.parent} ({e.strerror})") from None
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "glassbox.model.kernels.build", temporary], env=env, capture_output=True, text=True
-        )
-        if done.returncode:
-            tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise KernelError(f"the kernels could not be compiled: {tail}")
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        raise KernelError(f"the kernels could not be compiled: {e.strerror or e}") from None
 
 
 def compile_to(path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Three engines behind one face: read a prompt, continue it, answer several at once, tell the last row's logprobs.
+
+Each does what it would do for a user: Glassbox with its trace at level look, llama.cpp through its server object
+(in the `xllamacpp` wheel), transformers on float32 weights.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import glassbox
+from glassbox.api import encoding_of
+from glassbox.engine import Engine as GlassboxEngine
+from glassbox.generation import Generation, Request
+from glassbox.policy.policy import Policy
+
+SAMPLING = dict(temperature=0.8, top_p=0.95)
+
+
+class Engine(Protocol):
+    name: str
+
+    def prefill(self, ids: list[int]) -> float:
+        """Tokens per second of reading a prompt."""
+
+    def decode(self, ids: list[int], n: int) -> float:
+        """Tokens per second of n tokens after the first."""
+
+    def together(self, prompts: list[list[int]], n: int) -> float:
+        """Tokens per second of all prompts' n tokens together, prompts included in the time."""
+
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        """log p of every id after the prompt, float64 [V]."""
+
+
+class Glassbox:
+    name = "glassbox"
+
+    def __init__(self, model: glassbox.Model, store: Path) -> None:
+        self.model, self.policy = model, Policy(**SAMPLING)
+        self.store = glassbox.open_store(store)
+
+    def prefill(self, ids: list[int]) -> float:
+        begin = time.perf_counter()
+        next(stream := self.model.stream(ids=ids, policy=self.policy, seed=7, reuse=False, store=self.store))
+        took = time.perf_counter() - begin
+        stream.close()
+        return len(ids) / took
+
+    def decode(self, ids: list[int], n: int) -> float:
+        asked = dict(policy=self.policy, seed=7, max_tokens=n, ignore_eos=True, reuse=False, store=self.store)
+        t = self.model.generate(ids=ids, **asked).timings
+        assert t is not None and t.first_token_ns is not None
+        return (n - 1) * 1e9 / (t.total_ns - t.first_token_ns)
+
+    def together(self, prompts: list[list[int]], n: int) -> float:
+        engine, tokenizer = GlassboxEngine(self.model.model), self.model.tokenizer
+        begin = time.perf_counter()
+        for seed, ids in enumerate(prompts):
+            request = Request("versus", encoding_of(ids, tokenizer), self.policy, seed, n, ignore_eos=True)
+            engine.add(Generation(request, tokenizer, self.model.model.new_cache(), self.model.context))
+        while engine.running or engine.waiting:
+            engine.step()
+        return len(prompts) * n / (time.perf_counter() - begin)
+
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        return log_softmax(self.model.logits(ids)[-1])
+
+
+class LlamaCpp:
+    name = "llama.cpp"
+
+    def __init__(self, path: Path, threads: int, slots: int, vocab: int) -> None:
+        import xllamacpp
+
+        p = xllamacpp.CommonParams()
+        p.model.path = str(path)
+        p.n_ctx, p.n_parallel, p.warmup, p.verbosity = 2048 * max(2, slots // 2), slots, True, -1
+        p.cpuparams.n_threads = p.cpuparams_batch.n_threads = threads
+        self.server, self.vocab = xllamacpp.Server(p), vocab
+
+    def _complete(self, ids: list[int], n: int, **more: Any) -> dict[str, Any]:
+        asked = dict(prompt=ids, n_predict=n, ignore_eos=True, cache_prompt=False, seed=7, **SAMPLING)
+        out: dict[str, Any] = self.server.handle_completions(asked | more)
+        return out
+
+    def prefill(self, ids: list[int]) -> float:
+        return float(self._complete(ids, 1)["timings"]["prompt_per_second"])
+
+    def decode(self, ids: list[int], n: int) -> float:
+        return float(self._complete(ids, n)["timings"]["predicted_per_second"])
+
+    def together(self, prompts: list[list[int]], n: int) -> float:
+        threads = [threading.Thread(target=self._complete, args=(ids, n)) for ids in prompts]
+        begin = time.perf_counter()
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        return len(prompts) * n / (time.perf_counter() - begin)
+
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        got = self._complete(ids, 1, temperature=0, logprobs=self.vocab, n_probs=self.vocab)
+        out = np.full(self.vocab, -np.inf)
+        for entry in got["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+            out[entry["id"]] = entry["logprob"]
+        return log_softmax(out)
+
+
+class Transformers:
+    name = "transformers"
+
+    def __init__(self, path: Path, threads: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(threads)
+        self.torch = torch
+        self.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+    def _forward(self, ids: list[int], past: Any = None) -> Any:
+        with self.torch.no_grad():
+            return self.model(self.torch.tensor([ids]), past_key_values=past, use_cache=True, logits_to_keep=1)
+
+    def prefill(self, ids: list[int]) -> float:
+        begin = time.perf_counter()
+        self._forward(ids)
+        return len(ids) / (time.perf_counter() - begin)
+
+    def decode(self, ids: list[int], n: int) -> float:
+        out = self._forward(ids)
+        begin = time.perf_counter()
+        for _ in range(n - 1):
+            out = self._forward([int(out.logits[0, -1].argmax())], out.past_key_values)
+        return (n - 1) / (time.perf_counter() - begin)
+
+    def together(self, prompts: list[list[int]], n: int) -> float:
+        return float("nan")  # its own continuous batching does not run on a processor alone
+
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        return log_softmax(self._forward(ids).logits[0, -1].numpy())
+
+
+def log_softmax(z: np.ndarray) -> np.ndarray:
+    z = z.astype(np.float64)
+    z = z - z.max()
+    return z - np.log(np.exp(z).sum())

@@ -1,0 +1,78 @@
+"""The team outside compiled code: what interrupts it, and how many it may be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import random_gguf
+
+from glassbox.errors import ParameterError
+from glassbox.model.threads import Job, Team, thread_count
+
+
+def test_an_interrupted_job_is_run_to_its_end_first() -> None:
+    """Ctrl-C while helpers may be in the job's memory: nobody may free it before they are done."""
+    calls = []
+
+    def run(job: int, thread: int) -> None:
+        calls.append(thread)
+        if len(calls) < 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Team(run, 1).run(Job(np.zeros(1, np.int64), ()))
+    assert calls == [0, 0, 0]
+
+
+INTERRUPTED = """
+import signal, sys, glassbox
+model = glassbox.load(sys.argv[1], threads=3)
+right = model.logits([1, 2, 3] * 20)[-1].tobytes()
+hit = 0
+def ring(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, ring)
+for i in range(400):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + i * 4e-6)
+        got = model.logits([1, 2, 3] * 20)[-1].tobytes()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert got == right
+    except KeyboardInterrupt:
+        hit += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert model.logits([1, 2, 3] * 20)[-1].tobytes() == right
+print(hit)
+"""
+
+
+def test_interrupts_at_any_moment_leave_the_model_whole(tmp_path: Path) -> None:
+    path = random_gguf.write(tmp_path / "m.gguf", "llama", "llama", [gguf.GGMLQuantizationType.Q8_0])
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr[-500:])
+    assert int(done.stdout) > 20, "the interrupts came too late to test anything"
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", True, 10**4])
+def test_thread_counts_are_checked(tmp_path: Path, threads: object) -> None:
+    from glassbox.model.model import TransformerModel
+    from glassbox.weights.gguf import read_gguf
+
+    path = random_gguf.write(tmp_path / "m.gguf", "llama", "llama", [gguf.GGMLQuantizationType.F32])
+    with pytest.raises(ParameterError, match="threads is"):
+        TransformerModel(read_gguf(path), threads=threads)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("value", "right"), [("3", 3), ("", None), ("0", 0), ("-1", 0), ("abc", 0), ("1e3", 0)])
+def test_glassbox_threads(monkeypatch: pytest.MonkeyPatch, value: str, right: int | None) -> None:
+    monkeypatch.setenv("GLASSBOX_THREADS", value)
+    if right == 0:
+        with pytest.raises(ParameterError, match="GLASSBOX_THREADS"):
+            thread_count()
+    else:
+        assert thread_count() == (right or thread_count())
