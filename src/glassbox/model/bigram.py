@@ -5,13 +5,14 @@ labs/glassbox/v4_token_trace.py holds the same table and explains it; a test kee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.model.execute import Computed, Part
+from glassbox.model.kernels.build import load
 from glassbox.types import F32
 
 TOKENS = (" ", "a", "b", "c")
@@ -44,7 +45,8 @@ class BigramModel:
     fingerprint = "bigram"
     threads = 1
 
-    def __init__(self) -> None:
+    def __init__(self, announce: Callable[[str], None] | None = None) -> None:
+        load(announce)  # the policy's sums are compiled code
         self._pool = PagePool(PageShape((), 0, 0))
 
     def new_cache(self) -> Cache:

@@ -1,8 +1,9 @@
 """A distribution over token ids, held compactly: the logits that are alive, a temperature, and two sums.
 
 In: logits. Out: weights w = exp(z), z = (logit - max) / T, and what follows from them. The max is taken off
-before the division, so neither 3e38 nor T = 1e-6 overflows. Sums run in float64, in blocks of a fixed size,
-so they do not depend on threads. -inf is never stored: such an id is not alive.
+before the division, so neither 3e38 nor T = 1e-6 overflows. Sums run in float64, in four lanes
+(model/kernels/rows.py), so they depend neither on threads nor on the machine. -inf is never stored: such an id is
+not alive.
 But: a value, not a policy. Nothing here decides who stays. And no array of V weights: filling fresh memory
 costs more than the exponentials do, and nobody needs more than the weights of the best few.
 """
@@ -15,10 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from glassbox.model.kernels.build import load
 from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64
 
-_BLOCK = 16384  # float64 values that stay in the cache nearest to the core while the passes go over them
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -157,20 +158,14 @@ class Distribution:
 
 
 def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float, float]:
-    """(sum of w over all but the position `top`, sum of w z) with w = exp(z); one walk, block by block."""
-    scratch_w, scratch_z = np.empty((2, min(_BLOCK, len(logits))))
-    rest = weighted_z = 0.0
-    for start in range(0, len(logits), _BLOCK):
-        block = logits[start : start + _BLOCK]
-        w, z = scratch_w[: len(block)], scratch_z[: len(block)]
-        z[:] = block
-        z -= shift
-        if beta != 1.0:
-            z *= beta
-        np.exp(z, out=w)
-        if 0 <= top - start < len(block):
-            w[top - start] = 0.0  # its z is 0, so the other sum does not miss it
-        rest += float(w.sum())
-        z *= w
-        weighted_z += float(z.sum())
-    return rest, weighted_z
+    """(sum of w over all but the position `top`, sum of w z) with w = exp(z)."""
+    if logits.dtype == np.float32:
+        row = np.ascontiguousarray(logits)
+        out = np.array([shift, beta, 0.0, 0.0, 0.0, 0.0])
+        load().weigh(row.ctypes.data, len(row), top, out.ctypes.data)
+        return float(out[0]), float(out[1])
+    z = (logits.astype(np.float64) - shift) * beta
+    w = np.exp(z)
+    weighted_z = float((w * z).sum())
+    w[top] = 0.0
+    return float(w.sum()), weighted_z

@@ -15,17 +15,19 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import platformdirs
 
 from glassbox.errors import KernelError
 
-SOURCES = ("simd", "matmul", "attention", "elementwise", "packing", "program", "team", "build")
+SOURCES = ("simd", "matmul", "attention", "elementwise", "packing", "rows", "program", "team", "build")
 
 # machine -> (LLVM cpu, LLVM features that must be there and are used)
 TARGETS: Mapping[str, tuple[str, str]] = {
@@ -36,7 +38,16 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 
 DIGEST = 32  # bytes of a sha256, which stand before the object code in its file
 
-Run = Callable[[int, int], None]  # (address of a job's header, thread number)
+Run = Callable[[int, int], object]  # (address of a job's header, thread number)
+ENTRIES = {"glassbox_run": 2, "glassbox_weigh": 4, "glassbox_xxh64": 2}  # name -> how many int64 it takes
+
+
+class Kernels(NamedTuple):
+    """The compiled functions that Python calls; while one runs, other Python threads do too."""
+
+    run: Run
+    weigh: Callable[[int, int, int, int], object]  # rows.weigh
+    xxh64: Callable[[int, int], int]  # rows.xxh64
 
 
 def target() -> tuple[str, str]:
@@ -65,9 +76,19 @@ def object_path() -> Path:
     return Path(platformdirs.user_cache_path("glassbox")) / "kernels" / f"{fingerprint()}-py{python}.o"
 
 
-@cache
-def load(announce: Callable[[str], None] | None = None) -> Run:
-    """The compiled `team.run`. Compiles first if this machine has not yet. Raises KernelError."""
+def load(announce: Callable[[str], None] | None = None) -> Kernels:
+    """The compiled kernels. Compiles first if this machine has not yet. Raises KernelError."""
+    with _loading:
+        if not _loaded:
+            _loaded.append(_load(announce))
+    return _loaded[0]
+
+
+_loading = threading.Lock()
+_loaded: list[Kernels] = []
+
+
+def _load(announce: Callable[[str], None] | None) -> Kernels:
     _check_host()
     path = object_path()
     code = _kept(path)
@@ -109,7 +130,7 @@ def _keep(path: Path, code: bytes) -> None:
 _alive: list[object] = []  # the engine owns the code; it must outlive every call
 
 
-def _link(code: bytes) -> Run:
+def _link(code: bytes) -> Kernels:
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -118,11 +139,15 @@ def _link(code: bytes) -> Run:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    address = engine.get_function_address("glassbox_run")
-    if not address:
-        raise KernelError("the compiled kernels lack their entry point")
     _alive.append(engine)
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
+    return Kernels(*(_function(engine, name, count) for name, count in ENTRIES.items()))
+
+
+def _function(engine: Any, name: str, count: int) -> Callable[..., int]:
+    address = engine.get_function_address(name)
+    if not address:
+        raise KernelError(f"the compiled kernels lack {name}")
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(address)
 
 
 def _machine_options() -> tuple[str, str, int]:
@@ -159,33 +184,48 @@ def _compile_in_child() -> bytes:
 
 
 def compile_to(path: Path) -> None:
-    """Compile `team.run` to a relocatable object file with one C symbol, glassbox_run(int64 job, int64 thread).
+    """Compile the entry points to a relocatable object file.
 
     numba's own wrappers, which call into Python to raise errors, are left out: the kernels cannot raise.
     """
     import llvmlite.binding as llvm
     from numba.core import types
 
-    from glassbox.model.kernels.team import run
+    from glassbox.model.kernels import rows, team
 
-    run.compile((types.int64, types.int64))
-    compiled = run.overloads[(types.int64, types.int64)]
-    native = compiled.fndesc.llvm_func_name
-    entry = f"""
-define void @glassbox_run(i64 %job, i64 %thread) {{
-  %result = alloca ptr
-  %error = alloca ptr
-  store ptr null, ptr %result
-  %status = call i32 @"{native}"(ptr %result, ptr %error, i64 %job, i64 %thread)
-  ret void
-}}
-"""
-    module = llvm.parse_assembly(compiled.library.get_llvm_str() + entry)
-    module.verify()
+    functions = {"glassbox_run": team.run, "glassbox_weigh": rows.weigh, "glassbox_xxh64": rows.xxh64}
+    module = None
+    for name, function in functions.items():
+        kinds = (types.int64,) * function.py_func.__code__.co_argcount
+        function.compile(kinds)
+        compiled = function.overloads[kinds]
+        entry = _entry(name, compiled.fndesc.llvm_func_name, len(kinds))
+        piece = llvm.parse_assembly(compiled.library.get_llvm_str() + entry)
+        piece.verify()
+        if module is None:
+            module = piece
+        else:
+            module.link_in(piece)
+    assert module is not None
     machine = llvm.Target.from_default_triple().create_target_machine(
         *_machine_options(), reloc="pic", codemodel="default"
     )
     path.write_bytes(machine.emit_object(module))
+
+
+def _entry(name: str, native: str, count: int) -> str:
+    """A C function of `count` int64 that calls numba's: results and errors come back through pointers there."""
+    given = ", ".join(f"i64 %a{i}" for i in range(count))
+    return f"""
+define i64 @{name}({given}) {{
+  %result = alloca i64
+  %error = alloca ptr
+  store i64 0, ptr %result
+  %status = call i32 @"{native}"(ptr %result, ptr %error, {given})
+  %value = load i64, ptr %result
+  ret i64 %value
+}}
+"""
 
 
 if __name__ == "__main__":

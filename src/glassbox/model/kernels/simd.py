@@ -1,4 +1,4 @@
-"""A small SIMD vocabulary for numba: eight float32 lanes, eight int32 lanes, raw addresses, atomics.
+"""A small SIMD vocabulary for numba: eight float32 or int32 lanes, four of float64, raw addresses, atomics.
 
 Addresses are plain int64: numba's arrays bring bounds, strides and wrap-around indices that cost more than the work.
 Every word here is one machine instruction or a fixed handful of them, and none may be reordered or contracted by the
@@ -11,10 +11,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-F32, F16 = ir.FloatType(), ir.HalfType()
+F32, F16, F64 = ir.FloatType(), ir.HalfType(), ir.DoubleType()
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 LANES = 8
 FV, IV, HV, BV = (ir.VectorType(t, LANES) for t in (F32, I32, F16, I8))
+DV = ir.VectorType(F64, 4)
 
 
 class F32x8(types.Type):
@@ -27,7 +28,12 @@ class I32x8(types.Type):
         super().__init__(name="i32x8")
 
 
-f32x8, i32x8 = F32x8(), I32x8()
+class F64x4(types.Type):
+    def __init__(self):
+        super().__init__(name="f64x4")
+
+
+f32x8, i32x8, f64x4 = F32x8(), I32x8(), F64x4()
 
 
 @register_model(F32x8)
@@ -40,6 +46,12 @@ class _F32x8Model(models.PrimitiveModel):
 class _I32x8Model(models.PrimitiveModel):
     def __init__(self, manager, kind):
         super().__init__(manager, kind, IV)
+
+
+@register_model(F64x4)
+class _F64x4Model(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, DV)
 
 
 def _word(result, *arguments):
@@ -337,6 +349,109 @@ def store_transposed(b, p, stride, *v):
                 lanes[i + half] = b.shuffle_vector(x, y, ir.Constant(IV, high))
     for i in range(LANES):
         _store(b, b.add(p, b.mul(stride, ir.Constant(I64, i))), lanes[i], 4)
+
+
+# --- float64, four lanes ----------------------------------------------------------------------------------------
+
+
+@_word(f64x4, types.int64)
+def load4d(b, p):
+    """Four float32 at p, as float64."""
+    return b.fpext(_load(b, p, ir.VectorType(F32, 4), 4), DV)
+
+
+@_word(types.float64, types.int64)
+def load_f64(b, p):
+    return _load(b, p, F64, 8)
+
+
+@_word(types.void, types.int64, types.float64)
+def store_f64(b, p, x):
+    _store(b, p, x, 8)
+
+
+@_word(f64x4)
+def zero4d(b):
+    return ir.Constant(DV, [0.0] * 4)
+
+
+@_word(f64x4, types.float64)
+def splat4d(b, x):
+    one = b.insert_element(ir.Constant(DV, ir.Undefined), x, ir.Constant(I32, 0))
+    return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, 4), [0] * 4))
+
+
+@_word(f64x4, f64x4, f64x4, f64x4)
+def fma4d(b, x, y, z):
+    return _call(b, "llvm.fma.v4f64", DV, [x, y, z])
+
+
+@_word(f64x4, f64x4, f64x4)
+def mul4d(b, x, y):
+    return b.fmul(x, y)
+
+
+@_word(f64x4, f64x4, f64x4)
+def add4d(b, x, y):
+    return b.fadd(x, y)
+
+
+@_word(f64x4, f64x4, f64x4)
+def sub4d(b, x, y):
+    return b.fsub(x, y)
+
+
+@_word(f64x4, f64x4, f64x4)
+def max4d(b, x, y):
+    return b.select(b.fcmp_ordered(">", x, y), x, y)
+
+
+@_word(f64x4, f64x4)
+def round4d(b, x):
+    return _call(b, "llvm.rint.v4f64", DV, [x])
+
+
+@_word(f64x4, f64x4, f64x4, f64x4)
+def zero_below4d(b, value, x, least):
+    """value, but 0 in the lanes where x < least."""
+    return b.select(b.fcmp_ordered("<", x, least), ir.Constant(DV, [0.0] * 4), value)
+
+
+@_word(f64x4, f64x4, types.int64)
+def first4d(b, v, n):
+    """The first n lanes of v; 0 in the others."""
+    lanes = ir.Constant(ir.VectorType(I64, 4), [0, 1, 2, 3])
+    one = b.insert_element(ir.Constant(ir.VectorType(I64, 4), ir.Undefined), n, ir.Constant(I32, 0))
+    count = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32, 4), [0] * 4))
+    return b.select(b.icmp_signed("<", lanes, count), v, ir.Constant(DV, [0.0] * 4))
+
+
+@_word(f64x4, f64x4, f64x4)
+def power_of_two4d(b, value, n):
+    """value · 2**n for integral n (value and result normal)."""
+    wide = b.sext(b.fptosi(n, ir.VectorType(I32, 4)), ir.VectorType(I64, 4))
+    exponent = b.shl(wide, ir.Constant(ir.VectorType(I64, 4), [52] * 4))
+    return b.bitcast(b.add(b.bitcast(value, ir.VectorType(I64, 4)), exponent), DV)
+
+
+@_word(types.float64, f64x4)
+def sum4d(b, v):
+    """(0+2) + (1+3)."""
+    for by in (2, 1):
+        w = b.shuffle_vector(v, v, ir.Constant(ir.VectorType(I32, 4), [(i + by) % 4 for i in range(4)]))
+        v = b.fadd(v, w)
+    return b.extract_element(v, ir.Constant(I32, 0))
+
+
+@_word(types.int64, types.int64, types.int64)
+def rotate64(b, x, n):
+    return _call(b, "llvm.fshl.i64", I64, [x, x, n])
+
+
+@_word(types.int64, types.int64, types.int64)
+def shift_right64(b, x, n):
+    """Logical."""
+    return b.lshr(x, n)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------

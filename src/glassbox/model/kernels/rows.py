@@ -1,0 +1,127 @@
+"""What is done to one row of logits: the sums of its distribution in float64, and its hash.
+
+Here rather than in numpy because a library's exp differs from machine to machine in its last bit, and because one pass
+over the row costs a third of numpy's six.
+"""
+
+from __future__ import annotations
+
+from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.simd import (
+    add4d,
+    copy4,
+    first4d,
+    fma4d,
+    load4d,
+    load_f64,
+    load_i64,
+    load_u32,
+    max4d,
+    mul4d,
+    power_of_two4d,
+    rotate64,
+    round4d,
+    shift_right64,
+    splat4d,
+    store_f64,
+    sub4d,
+    sum4d,
+    zero4d,
+    zero_below4d,
+)  # fmt: skip
+
+LEAST = -708.0  # e**z below is returned as 0; the least normal float64 is e**-708.4
+
+
+@inlined
+def exp4d(z):
+    """e**z for z ≤ 0 to about 1 ulp: z = n·ln 2 + r, Taylor polynomial of degree 13 in r, |r| ≤ 0.35, by fma."""
+    y = max4d(z, splat4d(LEAST))
+    n = round4d(mul4d(y, splat4d(1.4426950408889634)))
+    r = fma4d(n, splat4d(-0.693147180369123816490), y)
+    r = fma4d(n, splat4d(-1.90821492927058770002e-10), r)
+    p = splat4d(1.6059043836821613e-10)  # 1/13!
+    p = fma4d(p, r, splat4d(2.08767569878681e-09))
+    p = fma4d(p, r, splat4d(2.505210838544172e-08))
+    p = fma4d(p, r, splat4d(2.755731922398589e-07))
+    p = fma4d(p, r, splat4d(2.7557319223985893e-06))
+    p = fma4d(p, r, splat4d(2.48015873015873e-05))
+    p = fma4d(p, r, splat4d(0.0001984126984126984))
+    p = fma4d(p, r, splat4d(0.001388888888888889))
+    p = fma4d(p, r, splat4d(0.008333333333333333))
+    p = fma4d(p, r, splat4d(0.041666666666666664))
+    p = fma4d(p, r, splat4d(0.16666666666666666))
+    p = fma4d(p, r, splat4d(0.5))
+    p = fma4d(p, r, splat4d(1.0))
+    p = fma4d(p, r, splat4d(1.0))
+    return zero_below4d(power_of_two4d(p, n), z, splat4d(LEAST))
+
+
+@kernel
+def weigh(logits, n, top, out):
+    """Sums over float32 logits [n]: out[0] = Σ w over all but position `top`, out[1] = Σ w·z, in four lanes.
+
+    w = e**z, z = (logit − shift)·beta ≤ 0; out[0] and out[1] hold shift and beta beforehand. A logit of −inf makes the
+    second sum NaN. out has room for six float64.
+    """
+    shift, beta = splat4d(load_f64(out)), splat4d(load_f64(out + 8))
+    scratch = out + 16
+    rest, weighted = zero4d(), zero4d()
+    for i in range(0, n, 4):
+        count, p = min(4, n - i), logits + 4 * i
+        if count < 4:  # the last few: repeat the first of them, and drop the lanes again
+            for j in range(4):
+                copy4(p + 4 * (j if j < count else 0), scratch + 4 * j)
+            p = scratch
+        z = mul4d(sub4d(load4d(p), shift), beta)
+        w = exp4d(z)
+        product = mul4d(w, z)
+        if count < 4:
+            w, product = first4d(w, count), first4d(product, count)
+        if i <= top < i + 4:  # its z is 0, so the second sum does not miss it
+            lane = top - i
+            w = sub4d(w, sub4d(first4d(w, lane + 1), first4d(w, lane)))
+        rest, weighted = add4d(rest, w), add4d(weighted, product)
+    store_f64(out, sum4d(rest))
+    store_f64(out + 8, sum4d(weighted))
+
+
+# XXH64 (Y. Collet, xxhash specification): these are its five primes, as signed 64-bit numbers
+P1, P2, P3, P4, P5 = (
+    -7046029288634856825, -4417276706812531889, 1609587929392839161, -8796714831421723037, 2870177450012600261,
+)  # fmt: skip
+
+
+@inlined
+def mixed(acc, word):
+    return rotate64(acc + word * P2, 31) * P1
+
+
+@inlined
+def merged(h, acc):
+    return (h ^ mixed(0, acc)) * P1 + P4
+
+
+@kernel
+def xxh64(p, size):
+    """XXH64 of `size` bytes at p, seed 0; size a multiple of 4."""
+    end, at = p + size, p
+    if size >= 32:
+        a, b, c, d = P1 + P2, P2, 0, -P1
+        while at + 32 <= end:
+            a, b = mixed(a, load_i64(at)), mixed(b, load_i64(at + 8))
+            c, d = mixed(c, load_i64(at + 16)), mixed(d, load_i64(at + 24))
+            at += 32
+        h = rotate64(a, 1) + rotate64(b, 7) + rotate64(c, 12) + rotate64(d, 18)
+        h = merged(merged(merged(merged(h, a), b), c), d)
+    else:
+        h = P5 + 0
+    h += size
+    while at + 8 <= end:
+        h = rotate64(h ^ mixed(0, load_i64(at)), 27) * P1 + P4
+        at += 8
+    if at + 4 <= end:
+        h = rotate64(h ^ load_u32(at) * P1, 23) * P2 + P3
+    h = (h ^ shift_right64(h, 33)) * P2
+    h = (h ^ shift_right64(h, 29)) * P3
+    return h ^ shift_right64(h, 32)

@@ -1,0 +1,50 @@
+"""The compiled passes over one row of logits, against numpy and the public xxhash."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xxhash
+
+from glassbox.generation import logits_hash
+from glassbox.model.kernels.build import load
+
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 1000, 49152)
+
+
+def weigh(x: np.ndarray, top: int, beta: float) -> tuple[float, float]:
+    out = np.array([float(x[top]), beta, 0.0, 0.0, 0.0, 0.0])
+    load().weigh(x.ctypes.data, len(x), top, out.ctypes.data)
+    return float(out[0]), float(out[1])
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("beta", [1.0, 0.01, 1.25, 300.0])
+def test_sums_are_those_of_float64(n: int, beta: float) -> None:
+    x = (np.random.default_rng(n).standard_normal(n) * 5).astype(np.float32)
+    top = int(x.argmax())
+    z = (x.astype(np.float64) - float(x[top])) * beta
+    w = np.exp(z)
+    rest, weighted = weigh(x, top, beta)
+    assert rest == pytest.approx(np.delete(w, top).sum(), rel=1e-13, abs=1e-300)
+    assert weighted == pytest.approx((w * z).sum(), rel=1e-12, abs=1e-300)
+
+
+def test_what_is_left_beside_a_certain_token_keeps_its_digits() -> None:
+    x = np.array([60.0, 0.0, -5.0, 1.0, 0.5], np.float32)
+    assert weigh(x, 0, 1.0)[0] == pytest.approx(np.exp(x[1:].astype(np.float64) - 60).sum(), rel=1e-14)
+
+
+def test_extremes() -> None:
+    assert weigh(np.array([3e38, -3e38], np.float32), 0, 1.0) == (0.0, pytest.approx(0.0))
+    assert weigh(np.array([0.0, -700.0], np.float32), 0, 1.0)[0] == pytest.approx(np.exp(-700.0), rel=1e-12)
+    assert np.isnan(weigh(np.array([0.0, -np.inf, 1.0], np.float32), 2, 1.0)[1])
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_the_hash_is_xxh64(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    assert logits_hash(x) == xxhash.xxh64(x.tobytes()).hexdigest()
+    assert logits_hash(np.array([x, x]).T[:, 0]) == logits_hash(x)  # a row that is not contiguous
+    x[n // 2] = np.nextafter(x[n // 2], np.float32(9))
+    assert logits_hash(x) == xxhash.xxh64(x.tobytes()).hexdigest()
