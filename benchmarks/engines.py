@@ -6,6 +6,8 @@ Each does what it would do for a user: Glassbox with its trace at level look, ll
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import threading
 import time
 from pathlib import Path
@@ -41,8 +43,8 @@ class Engine(Protocol):
 class Glassbox:
     name = "glassbox"
 
-    def __init__(self, model: glassbox.Model, store: Path) -> None:
-        self.model, self.policy = model, Policy(**SAMPLING)
+    def __init__(self, name: str, threads: int, store: Path) -> None:
+        self.model, self.policy = glassbox.load(name, threads=threads), Policy(**SAMPLING)
         self.store = glassbox.open_store(store)
 
     def prefill(self, ids: list[int]) -> float:
@@ -144,6 +146,57 @@ class Transformers:
 
     def logprobs(self, ids: list[int]) -> np.ndarray:
         return log_softmax(self._forward(ids).logits[0, -1].numpy())
+
+
+class Apart:
+    """An engine in a process of its own, so that no engine's threads or memory get into another's way."""
+
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
+        self._process.start()
+        self.name: str = self._ask("name")
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        self._pipe.send((what, arguments))
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def prefill(self, ids: list[int]) -> float:
+        return float(self._ask("prefill", ids))
+
+    def decode(self, ids: list[int], n: int) -> float:
+        return float(self._ask("decode", ids, n))
+
+    def together(self, prompts: list[list[int]], n: int) -> float:
+        return float(self._ask("together", prompts, n))
+
+    def logprobs(self, ids: list[int]) -> np.ndarray:
+        return np.asarray(self._ask("logprobs", ids))
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+KINDS = {"glassbox": Glassbox, "llama.cpp": LlamaCpp, "transformers": Transformers}
+
+
+def _serve(pipe: Any, kind: str, arguments: tuple[Any, ...]) -> None:
+    """The other end: makes the engine, then answers until the pipe closes. Its logs go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        engine = KINDS[kind](*arguments)
+    except Exception as e:
+        pipe.recv()
+        pipe.send(e)
+        return
+    while True:
+        what, given = pipe.recv()
+        value = getattr(engine, what)
+        pipe.send(value(*given) if callable(value) else value)
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from engines import Engine, Glassbox, LlamaCpp, Transformers
+from engines import Apart
 
 import glassbox
 from glassbox.bench import machine
+from glassbox.model.threads import thread_count
+from glassbox.weights.source import resolve
 
 PROMPT, TOKENS, PREFILL, SLOTS, EACH = 64, 64, 512, 16, 32
 GOLDEN = Path(__file__).parent.parent / "tests" / "data"
@@ -33,21 +33,20 @@ def ids(n: int, first: int = 11) -> list[int]:
     return [(37 * i + first) % 49000 for i in range(n)]
 
 
-def engines_for(model: glassbox.Model, folder: Path) -> tuple[list[Engine], LlamaCpp]:
-    """All engines there are for one model; llama.cpp once with a single slot and once with several."""
-    assert model.path is not None
-    threads, vocab = model.model.threads, model.model.vocab_size
-    found: list[Engine] = [Glassbox(model, folder / "versus.db"), LlamaCpp(model.path, threads, 1, vocab)]
+def engines_for(name: str, folder: Path) -> tuple[list[Apart], Apart, int]:
+    """All engines there are for one model; llama.cpp once with a single slot and once with several. And the threads."""
+    path, threads = resolve(name), thread_count()
+    vocab = len(glassbox.load_tokenizer(name).vocab)
+    found = [Apart("glassbox", name, threads, folder / "versus.db"), Apart("llama.cpp", path, threads, 1, vocab)]
     try:
-        found.append(Transformers(model.path, threads))
+        found.append(Apart("transformers", path, threads))
     except ImportError:
         print("(transformers is not installed: no float32 reference)")
-    return found, LlamaCpp(model.path, threads, SLOTS, vocab)
+    return found, Apart("llama.cpp", path, threads, SLOTS, vocab), threads
 
 
 def measure(name: str, rounds: int, folder: Path) -> None:
-    model = glassbox.load(name)
-    engines, slots = engines_for(model, folder)
+    engines, slots, threads = engines_for(name, folder)
     many = [ids(16 + i, 5 + i) for i in range(SLOTS)]
     tasks = {
         f"prefill {PREFILL}": [(e.name, lambda e=e: e.prefill(ids(PREFILL))) for e in engines],
@@ -63,20 +62,22 @@ def measure(name: str, rounds: int, folder: Path) -> None:
                 rate = run()
                 if i:  # the first round warms up
                     seen.setdefault((task, engine), []).append(rate)
-    print(f"\n{name}, {model.model.threads} threads, {rounds} rounds; tokens/s, median [least–most], ratio to glassbox")
+    print(f"\n{name}, {threads} threads, {rounds} rounds; tokens/s, median [least–most], ratio to glassbox")
     for (task, engine), rates in seen.items():
         if not math.isnan(rates[0]):
             ratio = statistics.median(seen[task, "glassbox"]) / statistics.median(rates)
             against = "" if engine == "glassbox" else f"  {ratio:5.2f}×"
             print(f"  {task:<12} {engine:<13} {shown(rates)}{against}")
     accuracy(name, engines)
+    for engine in (*engines, slots):
+        engine.close()
 
 
 def shown(rates: list[float]) -> str:
     return f"{statistics.median(rates):7.1f} [{min(rates):.0f}–{max(rates):.0f}]"
 
 
-def accuracy(name: str, engines: list[Engine]) -> None:
+def accuracy(name: str, engines: list[Apart]) -> None:
     """KL(float32 ‖ engine) after each golden prompt, and how often the best token differs."""
     if name not in STEMS or engines[-1].name != "transformers":
         return
@@ -97,14 +98,10 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="may be repeated; default both known models")
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    # llama.cpp writes its log to stderr from C++, and others their bars; figures go to stdout
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     print(f"machine  {machine()}")
     with tempfile.TemporaryDirectory() as folder:
         for i, name in enumerate(asked.model or STEMS):
             measure(name, asked.rounds, Path(folder) / str(i))
-    sys.stdout.flush()
-    os._exit(0)  # llama.cpp's server threads do not end by themselves
 
 
 if __name__ == "__main__":

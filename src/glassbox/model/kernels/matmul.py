@@ -224,6 +224,8 @@ def decode_tile(scales, eight, block_bytes, groups, subs):
         blocks = columns // (8 * groups * subs)
         p = w + tile * blocks * block_bytes
         for _ in range(blocks):
+            for ahead in range(AHEAD, AHEAD + block_bytes, 64):
+                prefetch(p + ahead)
             for g in range(groups):
                 scale, offset = scales(p, g)
                 for i in range(subs):
@@ -237,29 +239,54 @@ def decode_tile(scales, eight, block_bytes, groups, subs):
 
 @kernel
 def many_tokens(rows, x, x_stride, out, out_stride, columns, tokens):
-    """Eight decoded rows [8, columns] times every token: out[t, 0:8]. Four rows by three tokens at a time."""
+    """Eight decoded rows [8, columns] times every token: out[t, 0:8]. Four rows by three tokens at a time, the last by
+    two where three would leave one over; a lone token is done twice."""
     step = 4 * columns
     for half in range(2):
-        w = rows + 4 * half * step
-        for t in range(0, tokens, 3):
-            u = min(t + 1, tokens - 1)  # at the end the last token is done again rather than done apart
-            v = min(t + 2, tokens - 1)
-            x0, x1, x2 = x + t * x_stride, x + u * x_stride, x + v * x_stride
-            a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = zero8()
-            for o in range(0, step, 32):
-                y0, y1, y2 = load8(x0 + o), load8(x1 + o), load8(x2 + o)
-                m = load8(w + o)
-                a0, a1, a2 = fma8(m, y0, a0), fma8(m, y1, a1), fma8(m, y2, a2)
-                m = load8(w + o + step)
-                b0, b1, b2 = fma8(m, y0, b0), fma8(m, y1, b1), fma8(m, y2, b2)
-                m = load8(w + o + 2 * step)
-                c0, c1, c2 = fma8(m, y0, c0), fma8(m, y1, c1), fma8(m, y2, c2)
-                m = load8(w + o + 3 * step)
-                d0, d1, d2 = fma8(m, y0, d0), fma8(m, y1, d1), fma8(m, y2, d2)
-            o = out + 16 * half
-            store4(o + t * out_stride, a0, b0, c0, d0)
-            store4(o + u * out_stride, a1, b1, c1, d1)
-            store4(o + v * out_stride, a2, b2, c2, d2)
+        w, o = rows + 4 * half * step, out + 16 * half
+        t = 0
+        while tokens - t > 4 or tokens - t == 3:
+            three_tokens(w, step, x + t * x_stride, x_stride, o + t * out_stride, out_stride)
+            t += 3
+        while t < tokens:
+            if t + 1 < tokens:
+                two_tokens(w, step, x + t * x_stride, x_stride, o + t * out_stride, out_stride)
+            else:
+                two_tokens(w, step, x + t * x_stride, 0, o + t * out_stride, 0)
+            t += 2
+
+
+@kernel
+def three_tokens(w, step, x, x_stride, out, out_stride):
+    x1, x2 = x + x_stride, x + 2 * x_stride
+    a0 = a1 = a2 = b0 = b1 = b2 = c0 = c1 = c2 = d0 = d1 = d2 = zero8()
+    for o in range(0, step, 32):
+        y0, y1, y2 = load8(x + o), load8(x1 + o), load8(x2 + o)
+        m = load8(w + o)
+        a0, a1, a2 = fma8(m, y0, a0), fma8(m, y1, a1), fma8(m, y2, a2)
+        m = load8(w + o + step)
+        b0, b1, b2 = fma8(m, y0, b0), fma8(m, y1, b1), fma8(m, y2, b2)
+        m = load8(w + o + 2 * step)
+        c0, c1, c2 = fma8(m, y0, c0), fma8(m, y1, c1), fma8(m, y2, c2)
+        m = load8(w + o + 3 * step)
+        d0, d1, d2 = fma8(m, y0, d0), fma8(m, y1, d1), fma8(m, y2, d2)
+    store4(out, a0, b0, c0, d0)
+    store4(out + out_stride, a1, b1, c1, d1)
+    store4(out + 2 * out_stride, a2, b2, c2, d2)
+
+
+@kernel
+def two_tokens(w, step, x, x_stride, out, out_stride):
+    x1 = x + x_stride
+    a0 = a1 = b0 = b1 = c0 = c1 = d0 = d1 = zero8()
+    for o in range(0, step, 32):
+        y0, y1 = load8(x + o), load8(x1 + o)
+        m, n = load8(w + o), load8(w + o + step)
+        a0, a1, b0, b1 = fma8(m, y0, a0), fma8(m, y1, a1), fma8(n, y0, b0), fma8(n, y1, b1)
+        m, n = load8(w + o + 2 * step), load8(w + o + 3 * step)
+        c0, c1, d0, d1 = fma8(m, y0, c0), fma8(m, y1, c1), fma8(n, y0, d0), fma8(n, y1, d1)
+    store4(out, a0, b0, c0, d0)
+    store4(out + out_stride, a1, b1, c1, d1)
 
 
 @inlined
