@@ -156,6 +156,45 @@ def test_memory_is_refused_with_numbers_before_it_is_taken(path: Path) -> None:
         model.generate(ids=LONG, max_tokens=250)
 
 
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_running_out_of_pages_ends_one_and_leaves_the_other(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The nth page that is asked for cannot be had, whoever asks."""
+    pool, calls = model.model.new_cache().pool, 0
+    take = pool.take
+
+    def failing(group: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OutOfMemory("a page of the cache", 1, 0)
+        return take(group)
+
+    monkeypatch.setattr(pool, "take", failing)
+    asked = [(LONG[:40], 1), (LONG[3:70], 2)]
+    made = [generation(model, ids, seed) for ids, seed in asked]
+    for g in made:
+        model.engine.add(g)
+    drain(model)
+    failed = [g for g in made if g.outcome is not None and g.outcome.ending.kind == "error"]
+    assert len(failed) == (1 if calls >= nth else 0)
+    for g, (ids, seed) in zip(made, asked, strict=True):
+        full = alone(path, ids, seed)
+        assert hashes(g) == (full[: len(hashes(g))] if g in failed else full)
+
+
+def test_a_pass_without_memory_fails_and_the_engine_lives(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as m:
+        m.setattr(np, "empty", lambda *_, **__: (_ for _ in ()).throw(MemoryError()))
+        with pytest.raises(OutOfMemory, match=r"a pass of the model needs|a page of the cache needs"):
+            model.generate(ids=LONG[:10], max_tokens=3)
+    run = model.generate(ids=LONG[:10], policy=P, seed=1, max_tokens=12, ignore_eos=True)
+    assert [(s.id, s.logits_hash) for s in run.steps] == alone(path, LONG[:10], 1)
+
+
 def test_who_does_not_fit_waits(path: Path) -> None:
     """Room for about two at a time: all eight finish, in order, each with its own bits."""
     shape = glassbox.load(path).model.new_cache().pool.shape

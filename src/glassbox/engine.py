@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from glassbox.cache.pages import available_memory
 from glassbox.cache.prefix import PrefixStore
 from glassbox.errors import GlassboxError, OutOfMemory
 from glassbox.generation import Generation, Step
@@ -86,13 +87,22 @@ class Engine:
             counts.append(len(ids) if generation.decoding else int(whole))
             parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids))))
         begin = time.perf_counter_ns()
-        logits = self.model.forward_parts(parts).logits  # [sum of counts, V]
+        try:
+            logits = self.model.forward_parts(parts).logits  # [sum of counts, V]
+        except MemoryError:  # nothing of this pass has happened: no cache has grown
+            for generation, _ in chosen:
+                self._fail(generation, OutOfMemory("a pass of the model", self._pass_bytes(parts), available_memory()))
+            return
         took = time.perf_counter_ns() - begin
         ends = np.cumsum(counts)
         for (generation, _), count, end in zip(chosen, counts, ends, strict=True):
             if count:
                 self._accept(generation, logits[end - count : end], took)
             generation.cache.trim()
+
+    def _pass_bytes(self, parts: list[Part]) -> int:
+        """What the logits of a pass take, the largest of its results."""
+        return 4 * self.model.vocab_size * sum(len(p.rows) for p in parts)
 
     def _accept(self, generation: Generation, rows: np.ndarray, took: int) -> None:
         if generation.steps == 0:

@@ -244,8 +244,16 @@ class Generation:
         first = None if self._first_token is None else self._first_token - arrived
         usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
         timings = Timings(queue_ns=started - arrived, first_token_ns=first, total_ns=now - arrived)
-        why = self.reused.why if self.reused else None
-        self.outcome = Outcome(ending, "".join(self._text), usage, timings, why)
+        self.outcome = Outcome(ending, "".join(self._text), usage, timings, self._reuse_told())
+
+    def _reuse_told(self) -> str | None:
+        """Why no more of the prompt came out of the cache, with the tokens that differ and whose text it is."""
+        r, encoding = self.reused, self.request.encoding
+        if r is None or r.had is None:
+            return r.why if r else None
+        had, now = self._vocab.text_of(r.had), self._vocab.text_of(encoding.ids[r.matched])
+        origin = encoding.segment_list[encoding.segments[r.matched]].origin
+        return f"{r.why} ({had!r} against {now!r}, {origin})"
 
 
 def logits_hash(logits: F32) -> str:

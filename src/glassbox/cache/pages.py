@@ -99,8 +99,12 @@ class PagePool:
             return page
         if self._made + size > self.limit:  # free pages of another group hold the memory
             self._drop_free()
+        try:
+            memory: U8 = np.empty(size + 64, np.uint8)
+        except MemoryError:
+            self.used -= size
+            raise OutOfMemory("a page of the cache", size, available_memory()) from None
         self._made += size
-        memory: U8 = np.empty(size + 64, np.uint8)
         begin = -memory.ctypes.data % 64  # a cache line
         return Page(memory, group, memory.ctypes.data + begin)
 

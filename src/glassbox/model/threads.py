@@ -18,6 +18,7 @@ from glassbox.model.kernels.program import Program
 from glassbox.types import I64
 
 MAX_THREADS = 256
+MOST_INTERRUPTS = 1000  # of one pass: who presses Ctrl-C so often wants out
 
 
 def thread_count() -> int:
@@ -78,15 +79,15 @@ class Team:
     def run(self, job: Job) -> None:
         """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
         memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
-        done, interrupt = False, None
-        while not done:
+        interrupt: BaseException | None = None
+        for _ in range(MOST_INTERRUPTS):
             try:
                 if interrupt is None:
                     for queue in self._queues:
                         queue.put(job)
                 self._run(job.header.ctypes.data, 0)
-                done = True
-            except BaseException as e:
+                break
+            except BaseException as e:  # a signal's: compiled code raises nothing
                 interrupt = e
         if interrupt is not None:
             raise interrupt
