@@ -44,7 +44,7 @@ $(VENV)/.bench: $(BIN)/glassbox
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@
 
-versus: $(VENV)/.bench ## llama.cpp beside it, in turns
+versus: $(VENV)/.bench ## other engines beside it, in turns
 	$(BIN)/python benchmarks/versus.py
 
 docs: $(VENV)/.test $(VENV)/.bench ## run the commands in the documents and write down what they print
