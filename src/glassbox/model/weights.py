@@ -1,27 +1,31 @@
 """The weights of a model, packed for the kernels. Comes in: an open GGUF and its spec. Goes out: `Weights`.
 
 Everything lies in one arena of anonymous memory, asked for in huge pages where the system has them: a matrix streams
-past once a token, and walking small pages costs a tenth of that. Nothing refers to the file afterwards.
+past once a token, and walking small pages costs a tenth of that. The file is read in pieces through one buffer, and
+nothing refers to it afterwards.
 """
 
 from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from glassbox.errors import ModelFormatError
+from glassbox.cache.pages import available_memory
+from glassbox.errors import ModelFormatError, OutOfMemory
 from glassbox.model.kernels.pack import LAYOUTS, TILE, pack, packed_size
 from glassbox.model.kernels.program import Matrix, Program
 from glassbox.model.spec import ModelSpec
 from glassbox.model.threads import Team, run_program
 from glassbox.types import F32, U8
-from glassbox.weights.gguf import Gguf, TensorInfo
+from glassbox.weights.gguf import Gguf
+from glassbox.weights.header import TensorInfo
 from glassbox.weights.quant import decode
 
 ALIGN = 64  # a cache line
-AT_ONCE = 32 << 20  # bytes of the file that are in memory beside what was packed
+AT_ONCE = 8 << 20  # bytes of the file that are in memory beside what was packed; more only if a few rows are
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,15 @@ class Arena:
     """A block of memory from which aligned pieces are taken."""
 
     def __init__(self, nbytes: int) -> None:
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        else:
-            self._map = mmap.mmap(-1, max(nbytes, 1))
+        """Raises OutOfMemory."""
+        try:
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._map = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            else:
+                self._map = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, OverflowError):
+            raise OutOfMemory("the model's weights", nbytes, memory_left()) from None
         self._bytes: U8 = np.frombuffer(self._map, np.uint8)
         self._used = 0
 
@@ -73,6 +81,10 @@ class Arena:
 
 def load_weights(file: Gguf, spec: ModelSpec, team: Team) -> Weights:
     """Pack every tensor. Raises ModelFormatError naming a tensor that is missing, misshapen or unknown."""
+    table = file.tensors.get("token_embd.weight")
+    if table is not None and len(table.shape) != 2:
+        why = f"has shape {list(table.shape)}, but a row of {spec.width} numbers for each token is needed"
+        raise ModelFormatError(why, field=table.name)
     reader = _Reader(file, spec, team)
     embedding = reader.matrix("token_embd", spec.vocab, spec.width)
     layers = tuple(_layer(reader, spec, i) for i in range(spec.layers))
@@ -111,11 +123,15 @@ class _Reader:
 
     def __init__(self, file: Gguf, spec: ModelSpec, team: Team) -> None:
         self.file, self.spec, self.team = file, spec, team
-        self._queue: list[tuple[Matrix, U8, str]] = []  # matrices that wait to be packed, their bytes, their names
         self.seen: set[str] = set()
         self.nbytes = 0
         # Packed is no larger than in the file, but for padding to lines and to eight rows.
         self.arena = Arena(sum(_room(t) for t in file.tensors.values()))
+        self._buffer = _buffer(AT_ONCE)
+        self._filled = 0
+        self._queue: list[
+            tuple[Matrix, U8]
+        ] = []  # pieces of matrices that wait to be packed, their bytes in the buffer
 
     def has(self, name: str) -> bool:
         return name + ".weight" in self.file.tensors
@@ -138,37 +154,73 @@ class _Reader:
     def matrix(self, name: str, rows: int, columns: int, *, heads: int = 0) -> Matrix:
         """A packed matrix. `heads`: its rows are heads, in the order that spec.paired_rope tells."""
         t = self._tensor(name, (rows, columns))
-        raw, layout = self.file.raw(t.name), LAYOUTS[t.format.layout]
+        layout = LAYOUTS[t.format.layout]
         if columns % layout.columns:
             raise ModelFormatError(f"has {columns} columns, but a multiple of {layout.columns} is needed", field=t.name)
-        if heads and self.spec.paired_rope:
-            raw = unpair(raw, rows, heads)
         into = self.arena.take(packed_size(layout, rows, columns))
         self.nbytes += into.nbytes
-        packed = Matrix(into.ctypes.data, layout.number, rows, columns)
-        if rows % TILE:
-            pack(layout, raw, rows, columns, into)
-        else:
-            self._queue.append((packed, raw, t.name))
-            if sum(len(r) for _, r, _ in self._queue) > AT_ONCE:
-                self.pack_queued()
-        return packed
+        paired = heads > 0 and self.spec.paired_rope
+        row_bytes, step = t.nbytes // rows, rows // heads if paired else TILE
+        at_once = max(AT_ONCE // row_bytes // step, 1) * step
+        whole = rows // TILE * TILE
+        for begin in range(0, whole, at_once):
+            end = min(begin + at_once, whole)
+            raw = self._read(t, begin * row_bytes, end * row_bytes)
+            if paired:
+                raw[:] = unpair(raw, end - begin, (end - begin) // step)
+            to = into[packed_size(layout, begin, columns) :].ctypes.data
+            self._queue.append((Matrix(to, layout.number, end - begin, columns), raw))
+        if rows > whole:
+            raw = self._read(t, whole * row_bytes, rows * row_bytes)
+            pack(layout, raw, rows - whole, columns, into[packed_size(layout, whole, columns) :])
+        return Matrix(into.ctypes.data, layout.number, rows, columns)
+
+    def _read(self, t: TensorInfo, begin: int, end: int) -> U8:
+        """Bytes of a tensor, in the buffer; those that wait there are packed first if there is no room."""
+        n = end - begin
+        if self._filled + n > len(self._buffer):
+            self.pack_queued()
+            if n > len(self._buffer):
+                self._buffer = _buffer(n)
+        raw = self._buffer[self._filled : self._filled + n]
+        self.file.read(t.name, begin, raw)
+        self._filled += n
+        return raw
 
     def pack_queued(self) -> None:
-        """Let the team pack what waits, and the file's pages leave memory."""
+        """Let the team pack what waits in the buffer."""
         program = Program()
-        for packed, raw, _ in self._queue:
-            program.pack(packed, raw.ctypes.data, len(raw) // packed.rows)
+        for piece, raw in self._queue:
+            program.pack(piece, raw.ctypes.data, len(raw) // piece.rows)
         run_program(self.team, program)
-        for _, _, name in self._queue:
-            self.file.forget(name)
         self._queue.clear()
+        self._filled = 0
 
     def _keep(self, values: U8) -> int:
         into = self.arena.take(values.nbytes)
         into[:] = values
         self.nbytes += values.nbytes
         return int(into.ctypes.data)
+
+
+def memory_left() -> int:
+    """Bytes that may still be asked for: what is free, or less where a limit is set (ulimit -v)."""
+    free = available_memory()
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        taken = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    except (ImportError, OSError):
+        return free
+    return free if limit == resource.RLIM_INFINITY else min(free, max(0, limit - taken))
+
+
+def _buffer(nbytes: int) -> U8:
+    try:
+        return np.empty(nbytes, np.uint8)
+    except MemoryError:
+        raise OutOfMemory("reading the model's file", nbytes, memory_left()) from None
 
 
 def _room(t: TensorInfo) -> int:

@@ -7,15 +7,13 @@ over the row costs a third of numpy's six.
 from __future__ import annotations
 
 from glassbox.model.kernels.matmul import inlined, kernel
-from glassbox.model.kernels.simd import (
+from glassbox.model.kernels.simd import copy4, load_i64, load_u32
+from glassbox.model.kernels.simd64 import (
     add4d,
-    copy4,
     first4d,
     fma4d,
     load4d,
     load_f64,
-    load_i64,
-    load_u32,
     max4d,
     mul4d,
     power_of_two4d,
@@ -28,7 +26,7 @@ from glassbox.model.kernels.simd import (
     sum4d,
     zero4d,
     zero_below4d,
-)  # fmt: skip
+)
 
 LEAST = -708.0  # e**z below is returned as 0; the least normal float64 is e**-708.4
 
