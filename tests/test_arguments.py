@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import enum
+import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import random_gguf
 
 import glassbox
 from glassbox.choose import draw_seed
-from glassbox.errors import ParameterError, PromptError, UnknownPoint
+from glassbox.errors import ParameterError, PromptError, TemplateError, UnknownPoint
+from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.threads import thread_count
+from glassbox.policy.policy import Policy
+from glassbox.text.tokenizer import Tokenizer
 
 Use = Callable[[Any], Any]
 
@@ -26,7 +34,54 @@ def bigram() -> Any:
     [
         (lambda m: m.generate(ids="ab"), ParameterError, "ids is 'ab', but must be a sequence of whole numbers"),
         (lambda m: m.generate(ids=[1, 1.5]), ParameterError, r"ids is \[1, 1.5\]"),
-        (lambda m: m.generate(ids=["1"] * 999), ParameterError, r"ids is \['1', .{,60}Ellipsis\]"),
+        (lambda m: m.generate(ids=["1"] * 999), ParameterError, r"ids is \['1', '1'.{,160}…, but must be"),
+        (lambda m: m.generate(ids={1, 2}), ParameterError, r"ids is \{1, 2\}, but must be .* a set has no order"),
+        (lambda m: m.generate(ids=[True]), ParameterError, r"ids is \[True\]"),
+        (lambda m: m.generate(ids=[None]), ParameterError, r"ids is \[None\]"),
+        (lambda m: m.generate(ids=[math.nan]), ParameterError, r"ids is \[nan\]"),
+        (lambda m: m.generate(ids=np.array([1.0])), ParameterError, r"ids is \[1.0\]"),
+        (lambda m: m.generate(ids=np.array([[1]])), ParameterError, r"ids is \[\[1\]\]"),
+        (lambda m: m.generate(ids=np.array(1)), ParameterError, "ids is 1, but must be a sequence"),
+        (lambda m: m.generate(ids=np.array([], np.int64)), PromptError, "ids is empty"),
+        (lambda m: m.generate(ids=[10**9999]), PromptError, "an id of so many digits is outside"),
+        (lambda m: m.generate(b"ab"), ParameterError, "prompt is b'ab', but must be text"),
+        (lambda m: m.generate("a\ud800"), PromptError, "character 1 is a lone surrogate"),
+        (lambda m: m.generate("ab", max_tokens=0), ParameterError, "max_tokens is 0, but must be a whole number"),
+        (lambda m: m.generate("ab", max_tokens=2**31), ParameterError, "max_tokens is 2147483648, .* 2147483647"),
+        (lambda m: m.generate("ab", max_tokens=10**9999), ParameterError, "max_tokens is a number of thousands"),
+        (lambda m: m.generate("ab", max_tokens=True), ParameterError, "max_tokens is True"),
+        (lambda m: m.generate("ab", ignore_eos="no"), ParameterError, "ignore_eos is 'no', .* True or False"),
+        (lambda m: m.generate("ab", ignore_eos=None), ParameterError, "ignore_eos is None"),
+        (lambda m: m.generate("ab", reuse=1), ParameterError, "reuse is 1"),
+        (lambda m: m.generate("ab", speculate=1), ParameterError, "speculate is 1"),
+        (lambda m: m.generate("ab", salt=b"x"), ParameterError, "salt is b'x'"),
+        (lambda m: m.generate("ab", salt="\ud800"), ParameterError, "salt is '.ud800', .* a lone surrogate"),
+        (lambda m: m.generate("ab", level="bogus"), ParameterError, "level is 'bogus', .* one of ids, look"),
+        (lambda m: m.generate("ab", level=None), ParameterError, "level is None"),
+        (lambda m: m.generate("ab", retain="bogus"), ParameterError, "retain is 'bogus', .* text, ids, none"),
+        (lambda m: m.generate("ab", retain=["text"]), ParameterError, "retain is"),
+        (lambda m: m.generate("ab", sources={"a": object()}), ParameterError, "sources is .* strings to strings"),
+        (lambda m: m.generate("ab", sources=[1]), ParameterError, r"sources is \[1\]"),
+        (lambda m: m.generate("ab", sources={"a": "\ud800"}), ParameterError, "sources is .* lone surrogate"),
+        (lambda m: m.generate("ab", now="noon"), ParameterError, "now is 'noon'"),
+        (lambda m: m.generate("ab", store="x.db"), ParameterError, r"store is 'x.db', .*open_store\(path\)"),
+        (lambda m: m.generate("ab", stop=None), ParameterError, "stop is None"),
+        (lambda m: m.generate("ab", stop=["\ud800"]), ParameterError, "stop is '.ud800', .* lone surrogate"),
+        (lambda m: m.generate("ab", stop_ids=None), ParameterError, "stop_ids is None"),
+        (lambda m: m.generate("ab", stop_ids=[4]), PromptError, "id 4 is outside the vocabulary of 4"),
+        (lambda m: m.generate("ab", policy={}), ParameterError, "policy is {}"),
+        (lambda m: m.generate("ab", policy=Policy(top_k=10**9999)), ParameterError, "top_k is a number of thousands"),
+        (lambda m: m.generate("ab", time_limit=True), ParameterError, "time_limit is True"),
+        (lambda m: m.generate("ab", time_limit=10**400), ParameterError, "time_limit is 1000"),
+        (lambda m: m.generate(messages=5), TemplateError, "messages must be a list"),
+        (lambda m: m.generate(messages=(x for x in ())), PromptError, "messages is empty"),
+        (lambda m: m.logits([1.7]), ParameterError, r"ids is \[1.7\]"),
+        (lambda m: m.logits([]), PromptError, "no token ids"),
+        (lambda m: m.observe([1], None), ParameterError, "points is None"),
+        (lambda m: m.encode(None), ParameterError, "text is None"),
+        (lambda m: m.encode_chat(None), TemplateError, "messages must be a list"),
+        (lambda m: glassbox.load(5), ParameterError, "name is 5"),
+        (lambda m: glassbox.load("bigram", kv_limit="1G"), ParameterError, "kv_limit is '1G'"),
         (lambda m: m.generate(ids=[[1, 2]]), ParameterError, "ids is"),
         (lambda m: m.generate(ids=5), ParameterError, "ids is 5"),
         (lambda m: m.generate(ids=[2**70]), PromptError, "outside the vocabulary of 4"),
@@ -61,7 +116,65 @@ def test_what_is_meant_is_taken(bigram: Any) -> None:
     assert tuple(bigram.observe([1], points)) == points
     asked: dict[str, Any] = dict(ids=np.array([1, 2]), stop="b", max_tokens=9, time_limit=60, policy=None, seed=1)
     assert bigram.generate(**asked).prompt_ids == (1, 2)
-    assert bigram.decode(i for i in (1, 2)) == "ab"
+    assert bigram.generate("ab", stop_ids={3, 0}, max_tokens=np.int64(1), ignore_eos=np.bool_(True)).ids
+    assert bigram.decode(i for i in (1, 2)) == bigram.decode(np.array([1, 2], np.uint8)) == "ab"
+    assert bigram.logits(np.array([1, 2])).tolist() == bigram.logits(i for i in (1, 2)).tolist()
+    assert bigram.observe(np.array([1]), "embed")["embed"].shape == (1, 4)
+
+
+def test_no_limit_is_the_contexts(bigram: Any) -> None:
+    run = bigram.generate(ids=[1] * (bigram.context - 3), max_tokens=None, ignore_eos=True, seed=1)
+    assert run.request.max_tokens == bigram.context
+    assert (len(run.ids), run.stop_reason) == (3, {"kind": "context_end", "limit": bigram.context})
+
+
+class Role(str, enum.Enum):  # noqa: UP042 - its str() is "Role.USER", and people use it
+    USER = "user"
+
+
+@pytest.fixture
+def chat() -> Any:
+    template = {"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    return glassbox.Model("chat", BigramModel(), Tokenizer.from_gguf(METADATA | template), METADATA, "bigram")
+
+
+def test_messages_are_copied_before_anything_is_done_with_them(chat: Any, tmp_path: Path) -> None:
+    part = {"type": "text", "text": "ab"}
+    message: dict[str, Any] = {"role": Role.USER, "content": (part,), "name": "x"}
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        stream = chat.stream(messages=(m for m in [message]), max_tokens=2, seed=1, store=store)
+        message["content"], part["text"] = "changed", "changed"
+        list(stream)
+        run = stream.run
+        assert store.load(run.run_id) == run
+    assert run.prompt_text == "ab"
+    assert run.request.messages == ({"role": "user", "content": [{"type": "text", "text": "ab"}], "name": "x"},)
+    assert type(run.request.messages[0]["role"]) is str
+
+
+@pytest.mark.parametrize("odd", [object(), np.int64(3), math.nan, pytest.param(10**9999, id="huge"), {1: 2}, {"x"}])
+def test_what_json_cannot_hold_is_no_message(chat: Any, odd: object) -> None:
+    """In a content part, which no template sees, it was found out by the store alone."""
+    with pytest.raises(TemplateError, match=r"no plain data|keys are strings"):
+        chat.generate(messages=[{"role": "user", "content": [{"type": "text", "text": "ab", "x": odd}]}])
+
+
+def test_messages_that_hold_themselves_end(chat: Any) -> None:
+    message: dict[str, Any] = {"role": "user", "content": "ab"}
+    message["x"] = [message]
+    with pytest.raises(TemplateError, match="nest deeper than 64"):
+        chat.generate(messages=[message])
+
+
+def test_a_model_in_a_folder_with_an_odd_name_is_recorded(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)
+    path = random_gguf.write(Path(os.fsdecode(folder)) / "m.gguf", "llama", "llama", [random_gguf.T.F32])
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        run = glassbox.load(path).generate(ids=[1, 2], max_tokens=2, seed=1, store=store)
+        assert (run.problem, run.recorded) == (None, True)
+        assert store.load("last") == run
+    assert run.model.endswith(r"/\udcff/m.gguf")
 
 
 def test_a_drawn_seed_is_a_number_that_javascript_can_hold() -> None:

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassbox.errors import GlassboxError, ModelFormatError, ModelNotFound
+from glassbox.weights import header
 from glassbox.weights.gguf import Gguf, read_gguf
 
 
@@ -104,6 +105,38 @@ def test_truncated_anywhere_it_is_refused(opened: Callable[[bytes], Gguf]) -> No
         with pytest.raises(ModelFormatError) as caught:
             opened(raw[:n])
         assert caught.value.offset is not None and caught.value.offset <= n
+
+
+@pytest.mark.parametrize("left", [0, 100, -4, -30])
+def test_cut_short_after_it_was_opened_it_says_so(opened: Callable[[bytes], Gguf], left: int) -> None:
+    """It was mapped once: then this killed the process (SIGBUS)."""
+    g = opened(everything())
+    os.truncate(g.path, left % len(everything()))
+    with pytest.raises(ModelFormatError, match=r"norm data at byte .*: was truncated while being read"):
+        g.raw("norm")
+
+
+def test_cut_short_while_the_header_is_read_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(build([kv("tokens", ARRAY, array(STRING, *[text("x" * 99)] * 9000))]))
+    whole, seen = header.Header.load, []
+
+    def load(self: header.Header, end: int, field: str) -> None:
+        seen.append(end)
+        if len(seen) == 2:
+            os.truncate(path, 300_000)
+        whole(self, end, field)
+
+    monkeypatch.setattr(header.Header, "load", load)
+    with pytest.raises(ModelFormatError, match=r"tokens.* at byte 300000: was truncated while being read"):
+        read_gguf(path)
+    assert len(seen) > 1, "it must be longer than one piece for this test to mean anything"
+
+
+def test_any_part_of_a_tensor_can_be_read(opened: Callable[[bytes], Gguf]) -> None:
+    into = np.zeros(5, np.uint8)
+    opened(everything()).read("q", 60, into)
+    assert into.tolist() == [60, 61, 62, 63, 64]
 
 
 SIZE = len(everything())

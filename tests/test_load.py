@@ -120,8 +120,8 @@ def test_the_command_line_and_the_api_agree(
     smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C13-07: the same messages and parameters, the same ids, hashes and text."""
-    words = "--temperature 0.7 --top-p 0.9 --seed 3 --max-tokens 8 --json --store".split()
-    assert cli(["trace", "Hi there", *words, str(tmp_path / "runs.db")]) == 0
+    words = ["--temperature", "0.7", "--top-p", "0.9", "--seed", "3", "--max-tokens", "8", "--json"]
+    assert cli(["trace", "Hi there", *words, "--store", str(tmp_path / "runs.db")]) == 0
     shown = json.loads(capsys.readouterr().out)
     policy, messages = Policy(temperature=0.7, top_p=0.9), [{"role": "user", "content": "Hi there"}]
     run = smollm2.generate(messages=messages, policy=policy, seed=3, max_tokens=8)

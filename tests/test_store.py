@@ -535,6 +535,87 @@ def test_a_store_that_is_removed_is_reported(path: Path, replaced: bool) -> None
         assert recorder.run.text == "the text as delivered"
 
 
+@pytest.mark.parametrize("left", [0, 4096])
+def test_a_store_that_is_cut_short_is_reported(path: Path, left: int) -> None:
+    filled(path, 3)
+    with open_store(path) as store:
+        recorder = Recorder(store)
+        recorder.begin(make_request(), PROVENANCE)
+        store.flush()
+        os.truncate(path, left)
+        recorder.step(make_step(0, make_request()))
+        recorder.end(make_outcome(1, make_request()))
+        recorder.close()
+        assert recorder.problem == "incomplete: the store was truncated"
+        assert not recorder.run.recorded
+
+
+def test_a_run_that_cannot_be_kept_at_all_is_not_called_recorded(path: Path) -> None:
+    with open_store(path) as store:
+        recorder = Recorder(store)
+        run = record(recorder, request=make_request(model=None))
+        assert run.problem is not None and not run.recorded and ", not recorded" in repr(run)
+        with pytest.raises(RunNotFound):
+            store.load(run.run_id)
+        cut = Recorder(store)
+        cut.begin(make_request(), PROVENANCE)
+        cut.step(replace(make_step(0, make_request()), logits_hash="not hexadecimal"))
+        cut.close()
+        assert cut.run.problem is not None and cut.run.recorded, "what came before the bad step is there"
+
+
+def test_words_that_are_no_text_cost_nothing(path: Path) -> None:
+    """A path with a byte that is no UTF-8, and an error that quotes it."""
+    with open_store(path) as store:
+        recorder = Recorder(store)
+        recorder.begin(make_request(model="a\udcff.gguf"), PROVENANCE)
+        recorder.fail(ValueError("a\udcff.gguf"))
+        recorder.close()
+        assert recorder.problem is None
+        kept = store.load()
+        assert (kept.model, kept.error) == (r"a\udcff.gguf", r"ValueError: a\udcff.gguf")
+
+
+FORKS = """
+    import os, sys, time, test_record
+    from glassbox.errors import StoreError
+    from glassbox.trace.record import Recorder
+    from glassbox.trace.store import open_store
+    store, request = open_store(sys.argv[1]), test_record.make_request()
+    recorder = Recorder(store)
+    recorder.begin(request, test_record.PROVENANCE)
+    store.flush()
+    child = os.fork()
+    begin = time.monotonic()
+    recorder.step(test_record.make_step(0, request))
+    recorder.end(test_record.make_outcome(1, request))
+    recorder.close()
+    if not child:
+        try:
+            Recorder(store)
+        except StoreError as e:
+            print(e, flush=True)
+        store.close()
+        print(recorder.problem, time.monotonic() - begin < 2, flush=True)
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.load() == recorder.run and recorder.problem is None
+    store.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_does_not_wait_and_leaves_the_store_alone(path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(FORKS), str(path)]
+    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    refusal, problem = done.stdout.splitlines()
+    assert refusal.endswith("was opened before this process was forked: open it here again")
+    assert problem == "incomplete: the process was forked while the store was open True"
+    with open_store(path) as store:
+        assert len(store.load().steps) == 1 and store.verify() is None
+
+
 def test_a_disk_that_fails_in_earnest(path: Path) -> None:
     """The kernel itself refuses to let the file grow, at one size after another."""
     script = """
@@ -580,6 +661,9 @@ def test_a_closed_store_is_reported_too(path: Path) -> None:
     recorder.step(make_step(0, make_request()))
     recorder.close()
     assert recorder.problem == "incomplete: the store was closed while the run went on"
+    for use in (store.runs, lambda: Recorder(store)):
+        with pytest.raises(StoreError, match="is closed"):
+            use()
     with open_store(path) as store:
         assert store.load(verify=True).steps == ()
 

@@ -15,6 +15,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from glassbox.errors import ParameterError, PromptError, TemplateError
+from glassbox.text import child, template
+from glassbox.text.blocks import string_literals
+from glassbox.text.tame import is_tame
 from glassbox.text.template import ChatTemplate, Rendered
 from glassbox.weights.gguf import Gguf
 
@@ -379,6 +382,185 @@ def test_hostile_templates_stop_soon(expression: str) -> None:
     with pytest.raises(TemplateError):
         render(expression, TALK)
     assert time.perf_counter() - begin < 1.0
+
+
+GROWS = "{% set ns = namespace(x=[1]) %}{% for i in range(N) %}{% set ns.x = BODY %}{% endfor %}{{ ns.x END }}"
+
+
+def grows(body: str, n: int = 60, end: str = "") -> str:
+    return GROWS.replace("BODY", body).replace("N", str(n)).replace("END", end)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        # The parser recurses.
+        "{{ " + "not " * 30_000 + "1 }}",
+        "{{ " + "-" * 20_000 + "1 }}",
+        "{{ " + "1**" * 20_000 + "1 }}",
+        "{{ 1" + "~1" * 20_000 + " }}",
+        "{{ 1" + "|string" * 30_000 + " }}",
+        "{{ messages" + "[0]" * 50_000 + " }}",
+        "{{ 1" + " and 1" * 40_000 + " }}",
+        "{{ " + "1 if 1 else " * 20_000 + "1 }}",
+        "{% if 0 %}" + "{% elif 0 %}" * 10_000 + "{% endif %}",
+        "{% for x in [1] %}" * 5_000 + "{% endfor %}" * 5_000,
+        # Values hold values.
+        grows("[ns.x]", 15_000, "| tojson"),
+        grows("[ns.x, ns.x]"),
+        grows("[ns.x, ns.x]", 40, "| tojson"),
+        grows("{'a': ns.x, 'b': ns.x}"),
+        grows("(ns.x, ns.x)"),
+        grows("ns.x + ns.x"),
+        grows("ns.x[0:]", 15_000),
+        grows("ns.x | batch(1)", 15_000),
+        grows("namespace(a=ns.x)", 15_000),
+        grows("ns"),
+        grows("ns.values()"),
+        grows("1 + 1 if 0 else ns.x + ns.x"),
+        grows("[ns.x, ns.x] | default('')"),
+        "{% set x = [1] %}" + "{% set x = [x, x] %}" * 60 + "{{ x }}",
+        "{% macro m(x, n) %}{% if n %}{{ m([x, x], n - 1) }}{% else %}{{ x }}{% endif %}{% endmacro %}{{ m([1], 60) }}",
+        "{% for x in [[1]] recursive %}{{ loop([x, x]) }}{% endfor %}",
+        "{{ [[[messages] * 1000] * 1000] * 1000 }}",
+        "{% for i in range(60) %}{{ messages[0].update({'a': [messages[0].a, messages[0].a]}) }}{% endfor %}",
+        # What comes before the parser is linear.
+        "{{" * 100_000,
+        "{% " * 80_000,
+        "{{ '" + "\\'" * 100_000,
+        "{#" * 100_000,
+        "{{ " + "'a' " * 60_000 + "}}",
+        "x" * 300_000,
+    ],
+    ids=lambda source: source[:40],
+)
+def test_what_could_crash_or_hang_does_not(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that nothing in this process could stop runs in a process of its own, and is stopped there."""
+    monkeypatch.setattr(child, "CPU", 1)
+    begin = time.perf_counter()
+    try:
+        assert len(render(source, TALK).text) < 100_000  # a few are only long
+    except TemplateError as e:
+        assert len(str(e)) < 300
+    assert time.perf_counter() - begin < 5.0
+
+
+LLAMA3 = (
+    "{% set loop_messages = messages[1:] if messages[0]['role'] == 'system' else messages %}"
+    "{% for message in loop_messages %}{% set content = '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}"
+    "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}"
+)
+QWEN3 = (
+    "{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}"
+    "{%- for message in messages[::-1] %}{%- set index = (messages|length - 1) - loop.index0 %}"
+    "{%- if ns.multi_step_tool and message.role == 'user' and message.content is string and "
+    "not (message.content.startswith('<r>') and message.content.endswith('</r>')) %}"
+    "{%- set ns.multi_step_tool = false %}{%- set ns.last_query_index = index %}{%- endif %}{%- endfor %}"
+    "{{ ns.last_query_index }}{{ messages[-1].content }}"
+)
+DEEPSEEK = (
+    "{% set ns = namespace(is_first=false, system_prompt='') %}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% set ns.system_prompt = message['content'] %}{% endif %}{% endfor %}"
+    "{{ bos_token }}{{ ns.system_prompt }}{% for message in messages %}{% set content = message['content'] %}"
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + content }}{% endfor %}"
+)
+MISTRAL = (
+    "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('no') }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+REAL = [CHATML, TRIMMING, ALTERNATING, THINKING, TOOLS, TRAILING, LLAMA3, QWEN3, DEEPSEEK, MISTRAL]
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_templates_of_real_models_start_no_process(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_ask", None)
+    rendered = render(source, TALK)
+    assert rendered.text == jinja2_says(source, TALK)
+
+
+@pytest.mark.model
+def test_smollm2_starts_no_process(smollm2_gguf: Gguf) -> None:
+    assert is_tame(smollm2_gguf.metadata["tokenizer.chat_template"])
+
+
+@pytest.mark.parametrize("source", [*REAL, ODDS])
+def test_the_text_is_the_same_in_a_process_of_its_own(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With data of all kinds, the clock, and refusals."""
+    source += "{{ strftime_now('%H:%M') }}{{ x | tojson }}{{ x.a.b | string }}{{ x }}"
+    options: dict[str, Any] = {"now": datetime(2024, 2, 29, 12, 30), "extra": {"x": {"a": {"b": [1, -1.5e300, None]}}}}
+    monkeypatch.setattr(template, "is_tame", lambda _: False)
+    alone = render(source, TALK, **options)
+    monkeypatch.setattr(template, "is_tame", lambda _: True)
+    monkeypatch.setattr(child, "_ask", None)
+    assert render(source, TALK, **options) == alone
+
+
+def test_errors_are_the_same_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for source in ("{% if %}", "{{ 1 + 'a' }}", "{{ raise_exception('My words: é\n') }}", "{{ messages.append(1) }}"):
+        said = []
+        for tame in (True, False):
+            monkeypatch.setattr(template, "is_tame", lambda _, tame=tame: tame)
+            with pytest.raises(TemplateError) as e:
+                render(source, TALK)
+            said.append(str(e.value))
+        assert said[0] == said[1]
+
+
+def test_what_takes_much_fuel_goes_on_elsewhere() -> None:
+    long = "{% for i in messages[0].content %}{% for j in messages[0].content %}{% endfor %}{% endfor %}done"
+    assert is_tame(long)
+    assert render(long, [{"role": "user", "content": "a" * 150}]).text == "done"
+    with pytest.raises(TemplateError, match="too long or makes too much text"):
+        render(long, [{"role": "user", "content": "a" * 1500}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = y + z %}", "{% set x = y.0 + z %}", "{% set x = y + 'a'.split() %}",
+        "{% set x = y + 'a' 'b'.split() %}", "{% set x = y * 2 %}",
+        "{% set x = [y] %}", "{% set x = {'a': y} %}", "{% set x = y, z %}", "{% set x = (y, z) %}",
+        "{% set ns = namespace() %}{{ ns }}", "{% set ns = namespace() %}{{ ns.values() }}",
+         "{% set ns = namespace() %}{% set x = ns %}", "{% set x = loop %}",
+        "{% set bos_token = [1] %}", "{% for bos_token in [[1]] %}{% endfor %}", "{% set x.y = 1 %}",
+        "{% set x = (namespace(a=1)) %}", "{{ f(1) }}", "{{ x['f'](1) }}", "{{ x.f(1) }}", "{{ x | map('list') }}",
+        "{% for x in [[x, x]] %}{% endfor %}", "{% for x in y recursive %}{% endfor %}", "{% raw %}{% endraw %}",
+        "{% for a in b %}{% set x = y[0:] %}{% endfor %}", "{% for a in b %}{% set x = y | list %}{% endfor %}",
+        "{% set x = y[0:] %}" * 101, "{{ 'a }}", "{{ {'a': {'b': 1}} }}", "{{ [1) }}", "{{ x ? y }}", "{{ é }}",
+        "{% macro m() %}{% endmacro %}", "{% include 'chat' %}", "{% %}", "{# x", "{% if x",
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_not_tame(source: str) -> None:
+    assert not is_tame(source)
+
+
+def test_string_literals() -> None:
+    source = "'no' {{ 'a\\n' + \"it's\" }}{# 'no' #}{% if 'long one' in x %}{% endif %}{{ ' ' ~ '' }}{{ 'open"
+    assert string_literals(source) == ["long one", "it's", "a\n"]
+
+
+def test_a_template_that_searches_for_too_much_trusts_nobody() -> None:
+    words = [f"w{i}w" for i in range(70)]
+    source = "".join(f"{{% if '{w}' in messages[0].content %}}{{% endif %}}" for w in words)
+    source += "{{ messages[0].content | length }}{{ messages[0].content }}"
+    with pytest.raises(TemplateError, match="may hold a special token"):
+        render(source, [{"role": "user", "content": " ".join(words) + "<s>"}])
+
+
+def test_a_template_that_renders_nothing_says_so() -> None:
+    for source in ("", "{% if messages | length > 9 %}x{% endif %}", "{{ messages[0].nothing }}"):
+        with pytest.raises(TemplateError, match="renders nothing for these messages"):
+            render(source, TALK)
+
+
+def test_a_template_cannot_change_what_it_is_given() -> None:
+    talk = [dict(TALK[0])]
+    for change in ("messages[0].update({'role': 'x'})", "messages[0].pop('role')", "messages.append(1)"):
+        with pytest.raises(TemplateError, match="tries to change"):
+            render(f"{{{{ {change} }}}}x", talk)
 
 
 def test_long_conversations_have_fuel_enough() -> None:

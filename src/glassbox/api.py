@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from glassbox.arguments import id_list, one_prompt, policy_or_default, seconds, string, string_list
+from glassbox import arguments as check
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
@@ -47,12 +47,13 @@ def load(
     "q8"; kv_limit: bytes they may take together. announce hears of slow first steps, progress of downloads.
     Raises ModelNotFound, ModelFormatError, Unsupported, KernelError, ParameterError.
     """
-    if str(name) == "bigram":
-        return Model("bigram", BigramModel(), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
+    called, limit = check.model_name(name), check.bytes_limit("kv_limit", kv_limit)
+    if called == "bigram":
+        return Model("bigram", BigramModel(announce), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
     file = _open(name, progress)
-    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=kv_limit, announce=announce)
+    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
     tokenizer = Tokenizer.from_gguf(file.metadata)
-    return Model(str(name), transformer, tokenizer, file.metadata, file_digest(file.path), file.path)
+    return Model(called, transformer, tokenizer, file.metadata, file_digest(file.path), file.path)
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
@@ -92,28 +93,28 @@ class Model:
 
     def encode(self, text: str, *, specials: bool = False, add_special: bool = True) -> Encoding:
         """Text → ids as they are, without a chat template; BOS where the file says so. See Tokenizer.encode."""
-        return self.tokenizer.encode(string(text, "text"), specials=specials, add_special=add_special)
+        return self.tokenizer.encode(check.string("text", text), specials=specials, add_special=add_special)
 
     def encode_chat(self, messages: Messages, *, now: datetime | None = None) -> Encoding:
         """Messages → ids through the model's chat template, ready for the assistant's turn.
 
         Raises TemplateError, also where the model has no template.
         """
-        return self._chat(messages, now)[0]
+        return self._chat(check.message_list(messages), check.clock("now", now))[0]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that ids say. Raises ParameterError, PromptError."""
-        return self.tokenizer.decode(id_list(ids, self.model.vocab_size))
+        return self.tokenizer.decode(check.id_list(ids, self.model.vocab_size))
 
     def logits(self, ids: Sequence[int]) -> F32:
         """float32 [T, V]: row t is about the token after ids[t]. Raises PromptError, ContextOverflow."""
-        checked = id_list(ids, self.model.vocab_size)
+        checked = check.id_list(ids, self.model.vocab_size)
         with self.engine.lock, fresh_cache(self.model) as cache:
             return forward(self.model, checked, cache, rows="all")[0]
 
     def observe(self, ids: Sequence[int], points: str | Iterable[str]) -> dict[str, F32]:
         """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
-        checked, look = id_list(ids, self.model.vocab_size), string_list(points, "points")
+        checked, look = check.id_list(ids, self.model.vocab_size), check.string_list("points", points)
         with self.engine.lock, fresh_cache(self.model) as cache:
             seen = forward(self.model, checked, cache, look)[1]
         return {name: seen[name] for name in look}
@@ -127,7 +128,7 @@ class Model:
 
     def stream(
         self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
-        policy: Policy | None = None, seed: int | None = None, max_tokens: int = MAX_TOKENS,
+        policy: Policy | None = None, seed: int | None = None, max_tokens: int | None = MAX_TOKENS,
         stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
@@ -138,34 +139,48 @@ class Model:
         prompt: text as it is, no template. messages: through the chat template. ids: as they are.
 
         policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
+        max_tokens: None is until the context ends.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
         speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
-        encoding, clock = self._prompt(prompt, messages, ids, now)
+        vocab_size = self.model.vocab_size
+        text, talk, listed = check.one_prompt(prompt, messages, ids, vocab_size)
+        encoding, clock = self._encoded(text, talk, listed, check.clock("now", now))
         check_ids(self.model, encoding.ids, 0)
         request = Request(
-            model=self.name, encoding=encoding, policy=policy_or_default(policy),
-            seed=draw_seed() if seed is None else check_seed(seed), max_tokens=max_tokens,
-            stop=string_list(stop, "stop"), stop_ids=tuple(id_list(stop_ids, param="stop_ids")), ignore_eos=ignore_eos,
-            reuse=reuse, salt=salt, speculate=speculate, time_limit=seconds("time_limit", time_limit),
-            messages=None if messages is None else tuple(messages), sources=dict(sources or {}),
+            model=self.name,
+            encoding=encoding,
+            policy=check.policy_or_default(policy),
+            seed=draw_seed() if seed is None else check_seed(seed),
+            max_tokens=check.token_limit(max_tokens, self.context),
+            stop=check.string_list("stop", stop),
+            stop_ids=tuple(check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)),
+            ignore_eos=check.flag("ignore_eos", ignore_eos),
+            reuse=check.flag("reuse", reuse),
+            salt=check.string("salt", salt),
+            speculate=check.flag("speculate", speculate),
+            time_limit=check.seconds("time_limit", time_limit),
+            messages=talk,
+            sources=check.string_map("sources", sources),
+        )
+        recorder = Recorder(
+            check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
+            retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
-        recorder = Recorder(store, level=level, retain=retain)
         return Stream(self.engine, generation, recorder, self._provenance(clock), self.tokenizer.vocab)
 
-    def _prompt(
+    def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None
     ) -> tuple[Encoding, datetime | None]:
-        one_prompt(prompt, messages, ids)
         if messages is not None:
             return self._chat(messages, now)
         if prompt is None:
-            return encoding_of(id_list(ids, self.model.vocab_size), self.tokenizer), None
-        encoding = self.encode(prompt)
+            return encoding_of(ids or (), self.tokenizer), None
+        encoding = self.tokenizer.encode(prompt)
         if not encoding.ids:
             size = len(prompt.encode())
             raise PromptError(f"the prompt cannot be encoded: none of its {size} bytes is in the vocabulary")

@@ -1,57 +1,112 @@
 """What programs pass to the API, checked before anything is done with it. Comes in: anything. Goes out: what was meant,
-or a ParameterError that names the parameter.
+in plain values of our own, or a ParameterError or PromptError that names the parameter.
+
+A value that slipped through would be found out by the store, in another thread, when the run is half done.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import os
+from collections.abc import Iterable, Mapping, Set
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from glassbox.errors import ParameterError, PromptError
+import numpy as np
+
+from glassbox.errors import ParameterError, PromptError, TemplateError
 from glassbox.policy.policy import Policy
-from glassbox.types import Messages
+from glassbox.policy.step import real, whole
+from glassbox.text.conversation import MAX_DEPTH
+
+if TYPE_CHECKING:
+    from glassbox.trace.store import Store
 
 WHOLE = "a sequence of whole numbers"
+STRINGS = "a string or a sequence of strings"
+MOST_TOKENS = 2**31 - 1  # what max_tokens may be: more than any context
 
 
-def id_list(ids: Any, vocab_size: int | None = None, param: str = "ids") -> list[int]:
-    """Ids, in the vocabulary where its size is given. Raises PromptError for one that is not."""
-    listed = _items(param, ids, WHOLE)
+def id_list(ids: Any, vocab_size: int, param: str = "ids", *, ordered: bool = True) -> list[int]:
+    """Ids in the vocabulary; arrays of whole numbers too. Raises PromptError for one that is outside.
+
+    ordered: their order means something, so a set is refused.
+    """
+    given = ids.tolist() if hasattr(ids, "tolist") else ids  # numpy's numbers become Python's
+    if ordered and isinstance(given, Set):
+        raise ParameterError(param, ids, WHOLE + ", and a set has no order")
+    listed = _items(param, given, WHOLE)
     for i in listed:
         if isinstance(i, bool) or not isinstance(i, numbers.Integral):
-            raise ParameterError(param, listed if len(listed) < 9 else [*listed[:8], ...], WHOLE)
-        if vocab_size is not None and not 0 <= int(i) < vocab_size:
-            raise PromptError(f"id {i} is outside the vocabulary of {vocab_size}", param=param)
+            raise ParameterError(param, listed, WHOLE)
+        if not 0 <= int(i) < vocab_size:
+            shown = f"id {i}" if abs(int(i)) < 2**64 else "an id of so many digits"
+            raise PromptError(f"{shown} is outside the vocabulary of {vocab_size}", param=param)
     return [int(i) for i in listed]
 
 
-def string(value: Any, param: str) -> str:
+def string(param: str, value: object) -> str:
+    """Text that can be encoded: no half of a surrogate pair."""
     if not isinstance(value, str):
         raise ParameterError(param, value, "a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise ParameterError(param, value, f"text: character {e.start} is a lone surrogate") from None
+    return str.__str__(value)
+
+
+def string_list(param: str, value: object) -> tuple[str, ...]:
+    """Strings; one alone is itself, not its letters."""
+    listed = [value] if isinstance(value, str) else _items(param, value, STRINGS)
+    if not all(isinstance(s, str) for s in listed):
+        raise ParameterError(param, value, STRINGS)
+    return tuple(string(param, s) for s in listed)
+
+
+def string_map(param: str, value: object) -> dict[str, str]:
+    """A mapping of strings to strings, copied; empty for None."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(s, str) for pair in value.items() for s in pair):
+        raise ParameterError(param, value, "a mapping of strings to strings")
+    return {string(param, k): string(param, v) for k, v in value.items()}
+
+
+def flag(param: str, value: object) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise ParameterError(param, value, "True or False")
+    return bool(value)
+
+
+def one_of(param: str, value: Any, allowed: Iterable[str]) -> Any:
+    listed = tuple(allowed)
+    if not isinstance(value, str) or value not in listed:
+        raise ParameterError(param, value, f"one of {', '.join(listed)}")
     return value
 
 
-def string_list(value: Any, param: str) -> tuple[str, ...]:
-    """Strings; one alone is itself, not its letters."""
-    allowed = "a string or a sequence of strings"
-    listed = [value] if isinstance(value, str) else _items(param, value, allowed)
-    if not all(isinstance(s, str) for s in listed):
-        raise ParameterError(param, value, allowed)
-    return tuple(listed)
+def seconds(param: str, value: object) -> float | None:
+    """A positive number of seconds, or None for no limit."""
+    return None if value is None else real(param, value, 0, math.inf, "a positive number of seconds", above=True)
 
 
-def one_prompt(prompt: object, messages: Messages | None, ids: Sequence[int] | None) -> None:
-    """That exactly one of the three is given, and that it can hold something."""
-    given = {"prompt": prompt, "messages": messages, "ids": ids}
-    if sum(value is not None for value in given.values()) != 1:
-        raise ParameterError("prompt", prompt, "given, or else messages or ids: exactly one of the three")
-    if prompt is not None and not isinstance(prompt, str):
-        raise ParameterError("prompt", prompt, "text; a conversation goes into messages, token ids into ids")
-    for param, value in given.items():
-        if isinstance(value, Sequence) and not len(value):
-            raise PromptError("the prompt is empty" if param == "prompt" else f"{param} is empty", param=param)
+def token_limit(value: object, context: int) -> int:
+    """How many tokens may be generated; None: until the context ends."""
+    allowed = f"a whole number of 1 or more, at most {MOST_TOKENS}, or None for as many as the context holds"
+    return context if value is None else whole("max_tokens", value, 1, MOST_TOKENS, allowed)
+
+
+def bytes_limit(param: str, value: object) -> int | None:
+    return None if value is None else whole(param, value, 1, 2**63 - 1, "a positive number of bytes, or None")
+
+
+def clock(param: str, value: object) -> datetime | None:
+    if value is not None and not isinstance(value, datetime):
+        raise ParameterError(param, value, "a datetime, or None for the present time")
+    return value
 
 
 def policy_or_default(policy: object) -> Policy:
@@ -62,14 +117,71 @@ def policy_or_default(policy: object) -> Policy:
     return policy
 
 
-def seconds(param: str, value: object) -> float | None:
-    """A positive number of seconds, or None for no limit."""
-    if value is None or (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
-        return None if value is None else float(value)
-    raise ParameterError(param, value, "a positive number of seconds")
+def open_store_or_none(store: object) -> Store | None:
+    if store is None:
+        return None
+    from glassbox.trace.store import Store  # costs time that a run without a store need not spend
+
+    if not isinstance(store, Store):
+        raise ParameterError("store", store, "an open store: glassbox.open_store(path) gives one")
+    return store
+
+
+def model_name(name: object) -> str:
+    """The name or path as it is recorded: text, where bytes of a path that are none read \\udc.. instead."""
+    if not isinstance(name, str | os.PathLike) or not isinstance(os.fspath(name), str):
+        raise ParameterError("name", name, "a model's name, or the path of a file")
+    return os.fspath(name).encode("utf-8", "backslashreplace").decode()
+
+
+def one_prompt(
+    prompt: object, messages: Any, ids: Any, vocab_size: int
+) -> tuple[str | None, tuple[Any, ...] | None, list[int] | None]:
+    """The one of the three that is given, in values of our own; it can hold something."""
+    if sum(value is not None for value in (prompt, messages, ids)) != 1:
+        raise ParameterError("prompt", prompt, "given, or else messages or ids: exactly one of the three")
+    if prompt is not None and not isinstance(prompt, str):
+        raise ParameterError("prompt", prompt, "text; a conversation goes into messages, token ids into ids")
+    talk = None if messages is None else message_list(messages)
+    listed = None if ids is None else id_list(ids, vocab_size)
+    if prompt == "":
+        raise PromptError("the prompt is empty")
+    for param, value in (("messages", talk), ("ids", listed)):
+        if value is not None and not value:
+            raise PromptError(f"{param} is empty", param=param)
+    return prompt, talk, listed
+
+
+def message_list(messages: Any) -> tuple[Any, ...]:
+    """A deep copy of messages, of plain JSON values: what the caller does with his own later changes nothing here.
+
+    What makes a message is the template's business (text/conversation.py). Raises TemplateError.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise TemplateError("messages must be a list of objects with role and content")
+    copied = tuple(_plain(m) for m in messages)
+    try:
+        json.dumps(copied, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise TemplateError(f"the messages are no plain data: {e}") from None
+    return copied
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH + 1:
+        raise TemplateError(f"the messages nest deeper than {MAX_DEPTH}")
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enum, too, the string it is
+    if isinstance(value, Mapping):
+        return {str.__str__(k) if isinstance(k, str) else _no_key(k): _plain(v, depth + 1) for k, v in value.items()}
+    return [_plain(v, depth + 1) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _no_key(key: object) -> str:
+    raise TemplateError(f"a key of a message is of type {type(key).__name__}, but keys are strings")
 
 
 def _items(param: str, value: object, allowed: str) -> list[Any]:
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
         raise ParameterError(param, value, allowed)
     return list(value)

@@ -44,7 +44,7 @@ class ParameterError(GlassboxError):
     """A parameter is out of its range. Attributes: param, value, allowed."""
 
     def __init__(self, param: str, value: object, allowed: str) -> None:
-        super().__init__(f"{param} is {value!r}, but must be {allowed}")
+        super().__init__(f"{param} is {_shown(value)}, but must be {allowed}")
         self.param, self.value, self.allowed = param, value, allowed
 
 
@@ -123,3 +123,12 @@ class RunNotFound(GlassboxError):
 
 class KernelError(GlassboxError):
     """The compiled kernels cannot be built or loaded on this machine."""
+
+
+def _shown(value: object) -> str:
+    """A value as it would be typed, but not a million ids of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python prints
+        text = "a number of thousands of digits"
+    return text if len(text) <= 200 else text[:160] + "…"

@@ -16,6 +16,8 @@ from glassbox.cli import bench, models, runs, tokenize, trace
 from glassbox.cli.main import INTERRUPTED
 from glassbox.errors import GlassboxError
 
+LONGEST = 1000  # characters of a complaint
+
 app = typer.Typer(
     name="glassbox",
     help="The LLM generation engine you can see through.",
@@ -51,9 +53,10 @@ def invoke(arguments: list[str]) -> int:
     except (BrokenPipeError, SystemExit):  # the reader of a pipe has seen enough; typer ends the process then
         return discard(sys.stdout)
     except OSError as e:
-        what = e.filename or "the output"
+        if e.filename is not None:
+            return complain(f"{os.fsdecode(e.filename)}: {e.strerror or e}", 2)
         discard(sys.stdout)
-        return complain(f"{what} cannot be written: {e.strerror or e}", 2)
+        return complain(f"the output cannot be written: {e.strerror or e}", 2)
     except GlassboxError as e:
         return complain(str(e), e.exit_code)
     except typer.TyperException as e:
@@ -69,10 +72,11 @@ def invoke(arguments: list[str]) -> int:
 
 
 def complain(text: str, code: int) -> int:
-    """One line on stderr, whatever line breaks and control characters the text has."""
+    """One line on stderr, of a length to be read, whatever line breaks, control characters and names the text has."""
     from glassbox.cli.output import note
+    from glassbox.cli.show_text import middle_cut
 
-    note("glassbox: " + " ".join(text.split()))
+    note("glassbox: " + middle_cut(" ".join(text.split()), LONGEST))
     return code
 
 

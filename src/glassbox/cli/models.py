@@ -16,7 +16,7 @@ def pull_model(name: str = typer.Argument(help="A name from `glassbox models`, o
         return
     with Downloads() as downloads:
         path = pull(name, downloads.report, show_terms=note)
-    print(path)
+    console().print(str(path), soft_wrap=True)
 
 
 def models() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -54,10 +55,10 @@ class Names:
         from glassbox.weights.source import known_models
 
         name = self._run.model
-        here = any(m.pulled for m in known_models() if m.name == name) or name == "bigram" or Path(name).is_file()
         try:
+            here = any(m.pulled for m in known_models() if m.name == name) or name == "bigram" or os.path.isfile(name)
             if here and tokenizer_digest(metadata_of(name)) == self._run.provenance.tokenizer_sha256:
                 return load_tokenizer(name).vocab
-        except GlassboxError:
+        except (GlassboxError, OSError):
             pass  # the file is damaged or gone: ids are shown as numbers
         return None

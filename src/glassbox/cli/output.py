@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from glassbox.cli.show_text import inert, inert_text
 from glassbox.errors import PromptError
 
 if TYPE_CHECKING:
@@ -27,24 +29,42 @@ StoreOption = typer.Option(None, "--store", metavar="FILE", help="Trace store. D
 JsonOption = typer.Option(False, "--json", help="Print one JSON object instead.")
 
 
+# What json leaves as it is, though a terminal may obey it: C1 controls, marks and overrides of direction, line ends.
+_STEERING = re.compile("[\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
 class Out(Console):
-    """A console whose lines end where their text does, and whose reader may go away."""
+    """A console whose lines end where their text does, and whose reader may go away.
+
+    All that people read goes through here, and none of it can steer the terminal: names and texts may come from
+    anywhere.
+    """
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*map(_safe, objects), **how)
 
     def row(self, text: str | Text = "", style: str = "") -> None:
         """One line of a table, cut at the width of the screen."""
-        line = Text(text) if isinstance(text, str) else text
+        line = inert_text(Text(text) if isinstance(text, str) else text)
         line.rstrip()
         self.print(line, style=style, no_wrap=True, overflow="ellipsis")
 
     def field(self, label: str, value: str, style: str = "bold") -> None:
         """A label in its style, and what it says beside it, on as many lines as that takes."""
+        label = inert(label)
         room = max(self.width - len(label), 8)
-        for line in Text(value).wrap(self, room):
+        for line in Text(inert(value, lines=True)).wrap(self, room):
             self.row(Text.assemble((label, style), line))
             label = " " * len(label)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would exit with code 1
+
+
+def _safe(thing: Any) -> Any:
+    if isinstance(thing, str):
+        return inert(thing, lines=True)
+    return inert_text(thing, lines=True) if isinstance(thing, Text) else thing
 
 
 def console(*, stderr: bool = False) -> Out:
@@ -57,13 +77,12 @@ def console(*, stderr: bool = False) -> Out:
 
 def print_json(value: Any) -> None:
     unicode = "utf" in str(getattr(sys.stdout, "encoding", "")).lower()
-    print(json.dumps(value, ensure_ascii=not unicode, allow_nan=False))
+    text = json.dumps(value, ensure_ascii=not unicode, allow_nan=False)
+    print(_STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", text))  # these stand in strings only
 
 
 def note(text: str) -> None:
     """A line beside the output. Where stderr is closed, nobody wants to know."""
-    from glassbox.cli.show_text import inert
-
     with suppress(OSError):
         print(inert(text, lines=True), file=sys.stderr, flush=True)
 
@@ -115,7 +134,7 @@ class Downloads:
 
     def report(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._tasks:
-            self._tasks[stage] = self._begin(stage, total)
+            self._tasks[stage] = self._begin(inert(stage), total)
         if self._tasks[stage] is not None:
             self._bar.update(self._tasks[stage], completed=done, total=total)
 
@@ -126,7 +145,7 @@ class Downloads:
         if self._bar is None:
             from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
             self._bar = Progress(*columns, console=console(stderr=True))
             self._bar.start()
         return self._bar.add_task(stage, total=total)

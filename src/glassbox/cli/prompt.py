@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from glassbox.cli.names import Named
 from glassbox.cli.output import Out
-from glassbox.cli.show_text import flow, inert, quoted
+from glassbox.cli.show_text import flow, inert, middle_cut, quoted
 
 if TYPE_CHECKING:
     from glassbox.generation import Request
@@ -25,7 +25,7 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     shown = [s for s in encoding.segment_list if s.text]
     width = max((len(s.origin) for s in shown), default=0)
     for segment in shown:
-        out.field(f"  {segment.origin:<{width}} ", inert(middle_cut(segment.text)), "cyan")
+        out.field(f"  {segment.origin:<{width}} ", inert(middle_cut(segment.text, CHARS)), "cyan")
     for text in notes_of(encoding, vocab):
         out.field("  note: ", text, "yellow")
     out.print()
@@ -36,14 +36,6 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     out.field("policy   ", policy_line(request))
     if not request.policy.greedy:
         out.field("seed     ", str(request.seed))
-
-
-def middle_cut(text: str) -> str:
-    """A text of which both ends are shown, and how much is not."""
-    if len(text) <= CHARS:
-        return text
-    half = CHARS // 2
-    return f"{text[:half]} […{len(text) - 2 * half:,} characters more…] {text[-half:]}"
 
 
 def id_lines(ids: tuple[int, ...], vocab: Named, width: int) -> list[str]:

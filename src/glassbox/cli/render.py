@@ -48,11 +48,11 @@ class Live:
     def tail(self, run: Run, store: Store, store_given: bool) -> None:
         """What came of it. Commands to be copied are not broken, whatever the width."""
         summary(self.out, run)
-        self.out.print(f"run      {run.run_id} in {inert(str(store.path))}", soft_wrap=True)
-        if run.steps:
-            where = f" --store {shlex.quote(str(store.path))}" if store_given else ""
-            hint = f"look in  glassbox show {run.run_id} --at 0{inert(where)}"
-            self.out.print(hint, style="dim", soft_wrap=True)
+        where = f"in {store.path}" if run.recorded else "is not in the store"
+        self.out.print(f"run      {run.run_id} {where}", soft_wrap=True)
+        if run.steps and run.recorded:
+            store_option = f" --store {shlex.quote(str(store.path))}" if store_given else ""
+            self.out.print(f"look in  glassbox show {run.run_id} --at 0{store_option}", style="dim", soft_wrap=True)
 
 
 def steps_head(out: Out) -> None:
@@ -102,6 +102,13 @@ def summary(out: Out, run: Run) -> None:
     if run.outcome and run.outcome.reuse:
         out.field("cache    ", run.outcome.reuse, "")
     out.field("time     ", times(run), "")
+    problem(out, run)
+
+
+def problem(out: Out, run: Run) -> None:
+    """A trace that holds less than happened must not look whole."""
+    if run.problem:
+        out.field("trace    ", run.problem, "yellow")
 
 
 def ending(run: Run) -> str:
@@ -151,7 +158,8 @@ def one_step(out: Out, run: Run, at: int) -> None:
     out.field("logprob  ", f"{c.logprob_raw:.4f} before the policy, {c.logprob_final:.4f} after", "")
     drawn = "greedy: nothing was drawn" if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
     out.field("draw     ", drawn + (f", {c.ties} others tied" if c.ties else ""), "")
-    out.field("logits   ", f"sha256 {step.logits_hash}…, entropy {step.entropy:.3f} nats", "")
+    out.field("logits   ", f"xxh64 {step.logits_hash}, entropy {step.entropy:.3f} nats", "")
+    problem(out, run)
     not_kept(out, run)
     if step.ledger:
         out.print()

@@ -17,7 +17,7 @@ NO_RUNS = 'no runs yet; make one with: glassbox trace "Why is the sky blue?"'
 
 def runs(
     store: str = StoreOption,
-    limit: int = typer.Option(20, "--limit", metavar="N", min=1, help="The newest N."),
+    limit: int = typer.Option(20, "--limit", metavar="N", min=1, max=1_000_000, help="The newest N."),
     as_json: bool = typer.Option(False, "--json", help="Print a JSON array instead."),
 ) -> None:
     """List recorded runs, newest first."""
@@ -36,9 +36,9 @@ def runs(
     out.row(f"{'run':<14}  {'model':<16} {'tokens':>6} {'ended':<11}  {'when':<11}  prompt", "bold")
     for r in found:
         name, when = inert(model_name(r.model), width=16), r.created.astimezone()
-        out.row(
-            f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  {inert(r.prompt)}"
-        )
+        problem = f"[{r.problem}] " if r.problem else ""
+        row = f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  "
+        out.row(row + problem + r.prompt)
 
 
 def newest(store: str | None, limit: int) -> list[RunSummary]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len
+from rich.text import Span, Text
 
 _NAMES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\"}
 # Controls, invisible formats (bidirectional overrides, zero-width) but for joiners, surrogates, private use, unassigned
@@ -15,7 +17,26 @@ _KEPT = frozenset("\u200c\u200d")  # joiners: emoji and several scripts need the
 
 def inert(text: str, *, lines: bool = False, width: int | None = None) -> str:
     """`text` with every control and every invisible character as an escape. lines: newlines and tabs stay."""
-    return within([c if _plain(c) or (lines and c in "\n\t") else _escape(c) for c in text], width)
+    return within(text if text.isprintable() else _pieces(text, lines), width)
+
+
+def inert_text(text: Text, *, lines: bool = False) -> Text:
+    """The same for a text with styles, which stay where they were."""
+    if text.plain.isprintable():
+        return text
+    pieces = _pieces(text.plain, lines)
+    at = list(accumulate(map(len, pieces), initial=0))
+    safe = text.blank_copy("".join(pieces))
+    safe.spans = [Span(at[s.start], at[min(s.end, len(pieces))], s.style) for s in text.spans]
+    return safe
+
+
+def middle_cut(text: str, most: int) -> str:
+    """A text of which both ends are shown, and how much is not."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} […{len(text) - 2 * half:,} characters more…] {text[-half:]}"
 
 
 def quoted(data: bytes, width: int | None = None) -> str:
@@ -52,6 +73,10 @@ def flow(cells: Iterable[str], width: int) -> list[str]:
 def padded(text: str, width: int) -> str:
     """`text` and as many spaces as make it so many columns wide."""
     return text + " " * (width - cell_len(text))
+
+
+def _pieces(text: str, lines: bool) -> list[str]:
+    return [c if _plain(c) or (lines and c in "\n\t") else _escape(c) for c in text]
 
 
 def _plain(c: str) -> bool:

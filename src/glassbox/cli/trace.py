@@ -102,8 +102,8 @@ def trace(
             live.tail(run, opened, store is not None)
         else:
             print_json(run.to_dict())
-    if run.problem:
-        note(f"glassbox: the trace is incomplete: {run.problem}")
+            if run.problem:
+                note(f"glassbox: the trace is {run.problem}")
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
 

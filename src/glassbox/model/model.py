@@ -77,9 +77,12 @@ def forward(
 
 def check_ids(model: AnyModel, ids: Sequence[int], before: int) -> I64:
     """The ids as an array, all of them in the vocabulary and, after `before` others, within the context."""
-    checked = np.asarray(ids, np.int64)
-    if checked.ndim != 1 or not len(checked):
+    given = np.asarray(ids)
+    if given.ndim != 1 or not len(given):
         raise PromptError("there are no token ids to compute")
+    if given.dtype.kind not in "iu":
+        raise PromptError("token ids must be whole numbers", param="ids")
+    checked = given.astype(np.int64)
     if checked.min() < 0 or checked.max() >= model.vocab_size:
         bad = next(int(i) for i in checked if not 0 <= i < model.vocab_size)
         raise PromptError(f"id {bad} is outside the vocabulary of {model.vocab_size}", param="ids")

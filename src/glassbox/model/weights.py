@@ -69,7 +69,7 @@ class Arena:
             else:
                 self._map = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, OverflowError):
-            raise OutOfMemory("the model's weights", nbytes, memory_left()) from None
+            raise OutOfMemory("holding the weights", nbytes, memory_left()) from None
         self._bytes: U8 = np.frombuffer(self._map, np.uint8)
         self._used = 0
 

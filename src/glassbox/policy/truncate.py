@@ -105,7 +105,7 @@ def _round_up(bound: float, dtype: np.dtype[np.float32] | np.dtype[np.float64]) 
 
 
 def top_k_value(value: object) -> int:
-    number = whole("top_k", value, -1, None, "a whole number of 1 or more, or 0 or -1 for off")
+    number = whole("top_k", value, -1, 2**63 - 1, "a whole number from 1 to 2**63 - 1, or 0 or -1 for off")
     return max(number, 0)
 
 

@@ -2,15 +2,14 @@
 new containers.
 
 Nothing but strings, numbers, booleans, null, lists and dicts with string keys gets through, so that a
-template can reach no object of ours. Lists are frozen: a template that could grow one would do so outside its
-fuel.
+template can reach no object of ours.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from glassbox.errors import TemplateError
 from glassbox.text.segments import utf8
@@ -20,15 +19,6 @@ MAX_DEPTH = 64
 
 # Templates compare roles and keys, so these cannot carry marks; of such characters no special token is made.
 _NAME = re.compile(r"[\w .:/$@+-]{1,256}")
-
-
-class FrozenList(list[object]):
-    """A list to read. Templates print and slice it as any other."""
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TemplateError("the chat template tries to change a list it was given")
-
-    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
 
 
 def check_messages(messages: Messages) -> list[dict[str, Any]]:
@@ -78,7 +68,7 @@ def each_string(value: object, change: Callable[[str], str], depth: int = 0) -> 
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, (list, tuple)):
-        return FrozenList(each_string(v, change, depth + 1) for v in value)
+        return [each_string(v, change, depth + 1) for v in value]
     if not isinstance(value, Mapping):
         raise TemplateError(f"{type(value).__name__} is not plain data")
     for key in value:

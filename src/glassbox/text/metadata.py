@@ -103,7 +103,7 @@ def _with_markers(vocab: Vocab, special: Mapping[str, int], typed: bool, assumed
     suspects = vocab.of_kind("user") if typed else vocab.of_kind("normal") | vocab.of_kind("user")
     wrong |= {token for piece, token in suspects.items() if _MARKER.fullmatch(piece)}
     if wrong:
-        names = ", ".join(vocab.pieces[t] for t in sorted(wrong)[:5]) + (", …" if len(wrong) > 5 else "")
+        names = ", ".join(vocab.pieces[t][:40] for t in sorted(wrong)[:5]) + (", …" if len(wrong) > 5 else "")
         assumed.append(f"taken for control tokens, though the file does not say so: {names}")
     return vocab.with_control(wrong) if wrong else vocab
 

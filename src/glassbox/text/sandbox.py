@@ -1,12 +1,10 @@
-"""Runs a template that came out of a model file. Comes in: source and plain data. Goes out: text, or
-TemplateError.
+"""Runs a template that came out of a model file. Comes in: source and plain data. Goes out: text, or TemplateError.
 
-minijinja reaches nothing outside its data, and its fuel bounds time and memory; what is added in Python here
-is bounded by hand. White space, filters and functions are as transformers sets jinja2 up
-(utils/chat_template_utils.py).
+minijinja reaches nothing outside its data, and its fuel bounds steps and text; what is added in Python here is bounded
+by hand. White space, filters and functions are as transformers sets jinja2 up (utils/chat_template_utils.py).
 
-But: fuel counts steps and bytes. A template that nests lists into each other, doubling them each time, can
-still take long; no honest template does, and none can reach files, network or code.
+But: fuel does not see values that nest, nor all of what comparing costs. A template that may make such values
+(tame.py), or takes much fuel, runs in a process of its own (child.py), by the same `run`, so that the text is the same.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from datetime import datetime
 import minijinja
 
 from glassbox.errors import TemplateError
+from glassbox.text.frozen import frozen
 
 MAX_INDENT = 16
 MAX_FORMAT = 100
@@ -28,10 +27,8 @@ MAX_JSON = 1 << 24  # characters written by tojson in one run
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
 
 
-# str.format takes widths that fuel does not see; only short literals without any may be formatted.
-_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_FORMAT = re.compile(r"\.\s*format\s*\(")
-_PLAIN_FORMAT = re.compile(r"""('[^':]{0,80}'|"[^":]{0,80}")\s*\.\s*format\s*\(""")
+class OutOfFuel(TemplateError):
+    """The template takes more steps, or makes more text, than its fuel allows."""
 
 
 class _Refused(Exception):
@@ -73,25 +70,30 @@ class _Helpers:
         return text
 
 
+def without_generation(source: str) -> str:
+    """The template without the tags that only training needs."""
+    return _GENERATION.sub(lambda t: f"{{%{t[1]} {'endif' if t[2] else 'if true'} {t[3]}%}}", source)
+
+
 def check(source: str) -> None:
     """Raises TemplateError where `source` cannot be parsed."""
-    if any(_FORMAT.search(_PLAIN_FORMAT.sub("", block)) for block in _BLOCK.findall(source)):
-        raise TemplateError("the chat template uses str.format on other than a short text without field widths")
     _environment(source, 1, _Helpers(datetime.min))
 
 
-def run(source: str, data: Mapping[str, object], *, fuel: int, now: datetime) -> tuple[str, bool]:
+def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tuple[str, bool]:
     """The text, and whether the template asked for the time. Raises TemplateError (its own words)."""
     helpers = _Helpers(now)
     env = _environment(source, fuel, helpers)
     try:
-        return env.render_template("chat", **data), helpers.asked_clock
+        return env.render_template("chat", **{name: frozen(value) for name, value in data.items()}), helpers.asked_clock
     except _Refused as e:
         raise TemplateError(str(e)) from None
     except TemplateError:
         raise
     except minijinja.TemplateError as e:
         raise _explained(e) from None
+    except (MemoryError, RecursionError):
+        raise TemplateError("the chat template was stopped: its values take too much memory or nest too deep") from None
     except Exception as e:  # whatever a hostile template makes our helpers stumble over is its own fault
         raise TemplateError(f"the chat template failed: {e}") from None
 
@@ -107,18 +109,14 @@ def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environ
     )
     env.remove_global("debug")  # would print what runs here
     try:
-        env.add_template("chat", _GENERATION.sub(_silenced, source))
+        env.add_template("chat", source)
     except minijinja.TemplateError as e:
         raise _explained(e) from None
     return env
 
 
-def _silenced(tag: re.Match[str]) -> str:
-    return f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}"
-
-
 def _explained(e: minijinja.TemplateError) -> TemplateError:
     if e.kind == "OutOfFuel":
-        return TemplateError("the chat template was stopped: it runs too long or makes too much text")
+        return OutOfFuel("the chat template was stopped: it runs too long or makes too much text")
     where = f", line {e.line}" if e.line else ""
     return TemplateError(f"the chat template failed{where}: {e.detail or e.message}")

@@ -10,7 +10,6 @@ template looked at something the marks hid, and nothing is concluded from them.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,9 +20,6 @@ from glassbox.errors import PromptError
 TEMPLATE = "template"
 PRIVATE_USE = range(0xF0000, 0x10FFFE)  # planes 15 and 16: no script, no white space, no case
 VARIANTS = 8
-
-_BLOCK = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
-_LITERAL = re.compile(r"'(?:[^'\\]|\\.)+'|\"(?:[^\"\\]|\\.)+\"", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +39,6 @@ def utf8(text: str, param: str = "prompt") -> bytes:
     except UnicodeEncodeError as e:
         why = f"character {e.start} is a lone surrogate U+{ord(text[e.start]):04X}, not text"
         raise PromptError(why, param=param) from None
-
-
-def string_literals(template: str) -> list[str]:
-    """The string literals inside a template's blocks: what it can search for in a message. Longest first."""
-    found = set()
-    for block in _BLOCK.findall(template):
-        for literal in _LITERAL.findall(block):
-            try:
-                found.add(str(ast.literal_eval(literal.replace("\n", "\\n"))))
-            except (ValueError, SyntaxError):
-                found.add(literal[1:-1])
-    return sorted((s for s in found if not s.isspace()), key=lambda s: (-len(s), s))
 
 
 class Marks:

@@ -16,12 +16,17 @@ from functools import cached_property, partial
 from typing import Any
 
 from glassbox.errors import ParameterError, TemplateError
-from glassbox.text import sandbox
-from glassbox.text.conversation import FrozenList, check_messages, each_string, is_name
-from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space, string_literals
+from glassbox.text import child, sandbox
+from glassbox.text.blocks import string_literals
+from glassbox.text.conversation import check_messages, each_string, is_name
+from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space
+from glassbox.text.tame import is_tame
 from glassbox.types import Messages
 
+MAX_SOURCE = 1 << 18  # characters; the longest seen in a model has 20,000
 FUEL, FUEL_PER_CHARACTER, FUEL_PER_MESSAGE = 200_000, 8, 2_000  # 200,000 last for some 5 ms and 10 MB
+FUEL_HERE = 20_000  # for at most 0.2 s that nothing can interrupt; templates of real models take some 100 a message
+MOST_SEARCHED = 64  # texts of the messages that the template may search for: each takes some more runs
 PROBE = "\u2003"  # white space no template writes: behind a text to be continued, it shows if the template trims
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
@@ -44,8 +49,13 @@ class ChatTemplate:
     """A model's chat template. Raises TemplateError if it cannot be parsed."""
 
     def __init__(self, source: str, *, bos: str, eos: str) -> None:
-        sandbox.check(source)
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
         self.source, self.bos, self.eos = source, bos, eos
+        self._runs = sandbox.without_generation(source)
+        self._tame = is_tame(self._runs)
+        check = sandbox.check if self._tame else child.check
+        check(self._runs)
         self._literals = string_literals(source)
 
     def __repr__(self) -> str:
@@ -102,7 +112,7 @@ class ChatTemplate:
             data = _data(talk, tools, extra, change)
             if continue_final:
                 data["messages"][-1]["content"] += marks.end + PROBE
-            text, asked_clock = sandbox.run(self.source, data | flags, fuel=fuel, now=now)
+            text, asked_clock = self._run(data | flags, fuel, now)
             if not continue_final:
                 return text
             if marks.end not in text:
@@ -112,6 +122,8 @@ class ChatTemplate:
             return text
 
         plain, notes = run(_as_it_is), []
+        if not plain:
+            raise TemplateError("the chat template renders nothing for these messages")
         if trims and (lost := _trailing_space(talk[-1]["content"])):
             # What stood before the mark was safe from trimming: trim it too, as every other message is.
             talk[-1]["content"] = talk[-1]["content"].rstrip()
@@ -123,6 +135,8 @@ class ChatTemplate:
             by_source = {i: [s for s in self._literals if (i, s) in spared] for i, _ in spared}
             try:
                 return marks.read(run(lambda i, text: marks.mark(i, text, by_source.get(i, ()))), plain)
+            except child.Stopped:
+                raise
             except TemplateError:
                 return None
 
@@ -140,6 +154,15 @@ class ChatTemplate:
             raise TemplateError("the template hides which text is a message's, and one may hold a special token")
         notes.append("the template hides which text is a message's: all is shown as the template's")
         return Rendered(plain, (Segment(TEMPLATE, None, plain, trusted=True),), tuple(notes), clock)
+
+    def _run(self, data: Mapping[str, object], fuel: int, now: datetime) -> tuple[str, bool]:
+        """In this process if the template is tame and soon done, else in one of its own, to the same text."""
+        if self._tame:
+            try:
+                return sandbox.run(self._runs, data, min(fuel, FUEL_HERE), now)
+            except sandbox.OutOfFuel:
+                pass
+        return child.run(self._runs, data, fuel, now)
 
     def after_assistant(self) -> str:
         """What the template writes behind an assistant's text, where turns end. Raises TemplateError."""
@@ -161,14 +184,14 @@ def _find_owners(
     and stays marked unless the template takes notice.
     """
     owners = owners_with(set())
-    if owners is not None or not met:
+    searched = dict.fromkeys(text for _, text in met)
+    if owners is not None or not 0 < len(searched) <= MOST_SEARCHED:
         return owners
     spared = set(met)
     owners = owners_with(spared)
     if owners is None:
         return None
-    by_text = [{p for p in met if p[1] == text} for text in dict.fromkeys(text for _, text in met)]
-    for group in by_text:
+    for group in ({p for p in met if p[1] == text} for text in searched):
         for fewer in [group, *({p for p in group if roles[p[0]] == role} for role in dict.fromkeys(roles))]:
             if fewer <= spared and (better := owners_with(spared - fewer)) is not None:
                 owners, spared = better, spared - fewer
@@ -199,6 +222,6 @@ def _data(
     n = len(talk)
     return {
         **each_string(extra or {}, all_but_names(n + 1)),
-        "messages": FrozenList(messages),
+        "messages": messages,
         "tools": each_string(tools, all_but_names(n)),
     }

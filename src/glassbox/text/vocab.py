@@ -7,6 +7,7 @@ no bytes at all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +24,8 @@ KINDS: tuple[Kind, ...] = ("normal", "normal", "control", "control", "user", "un
 
 SPACE = "▁"  # SentencePiece writes a space as U+2581
 MAX_PIECE = 1 << 20
+
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # int() alone would read signs, spaces and digits of other scripts
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -135,12 +138,8 @@ class Vocab:
 
 def _byte_named(piece: str) -> int | None:
     """0x0A for "<0x0A>"."""
-    if len(piece) != 6 or not piece.startswith("<0x") or piece[5] != ">":
-        return None
-    try:
-        return int(piece[3:5], 16)
-    except ValueError:
-        return None
+    found = _BYTE.fullmatch(piece)
+    return None if found is None else int(found[1], 16)
 
 
 def _not_negative(token: int) -> None:

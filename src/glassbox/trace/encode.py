@@ -29,6 +29,11 @@ def _int(value: int | None) -> int | None:
     return None if value is None else int(value)
 
 
+def _text(value: str | None) -> str | None:
+    """Text that SQLite can hold, whatever it came from: half a surrogate pair becomes what Python would type."""
+    return None if value is None else value.encode("utf-8", "backslashreplace").decode()
+
+
 def asked_row(
     run_id: str,
     created_ms: int,
@@ -47,7 +52,7 @@ def asked_row(
         "owner": owner,
         "level": level,
         "retain": retain,
-        "model": request.model,
+        "model": _text(request.model),
         "seed": str(int(request.seed)),
         "policy": dumps(policy),
         "max_tokens": int(request.max_tokens),
@@ -152,7 +157,7 @@ def candidate_rows(step: Step) -> list[Row]:
 
 def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, retain: Retain) -> Row:
     """The part of a `run` row that is known at the end. Without an outcome it failed or was abandoned."""
-    values: dict[str, Any] = {"finish_reason": finish_reason, "error": error}
+    values: dict[str, Any] = {"finish_reason": finish_reason, "error": _text(error)}
     if outcome is not None:
         usage, timings = outcome.usage, outcome.timings
         values |= {

@@ -70,6 +70,7 @@ class Journal:
     def __init__(self, run_id: str, level: Level, retain: Retain) -> None:
         self.run_id, self.level, self.retain = run_id, level, retain
         self.problem: str | None = None  # why rows are missing in the store; None when none are
+        self.gone = False  # the file that held what was committed is no longer there
         self._lost = False  # rows were given up, so later ones are not wanted either
         self._n: int | None = None  # key of the run in this store, once committed
         self._n_in_doubt: int | None = None
@@ -79,6 +80,11 @@ class Journal:
         self._ledger_steps = "[]"  # the same as it is committed
         self._digests: dict[int, bytes] = {}  # of the positions that are committed
         self._waiting = _Waiting()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the store holds the run, or will as far as anybody knows."""
+        return not self.gone and (self._n is not None or self.problem is None)
 
     @property
     def has_work(self) -> bool:
@@ -154,7 +160,7 @@ class Journal:
             conn.execute(_ENDED, (*w.ended, mark, n))
 
     def committed(self) -> None:
-        self._n = self._n_in_doubt
+        self._n, self.gone = self._n_in_doubt, False
         self._digests.update(self._waiting.digests)
         self._ledger_steps = self._waiting.ledger_steps or self._ledger_steps
         self._waiting = _Waiting()

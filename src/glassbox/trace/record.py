@@ -44,7 +44,7 @@ class Run:
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
-    recorded: bool = field(default=True, compare=False)  # whether there is a store that holds it
+    recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
 
     @classmethod
     def from_parts(
@@ -151,6 +151,7 @@ class Recorder:
         self._prompt: dict[int, PromptToken] = {}
         self._steps: list[Step] = []
         self._end: End | None = None
+        self._closed = False
         self.run_id = ""
 
     def begin(self, request: Request, provenance: Provenance, prompt_tokens: Sequence[PromptToken] = ()) -> str:
@@ -188,7 +189,10 @@ class Recorder:
         """Mark a run that has not ended as interrupted, and wait until the store has what it can have."""
         if self._begin is not None and self._end is None:
             self._finish(End(None, "interrupted"))
-        if self._writer is not None and self._journal is not None and not self._writer.flush():
+        if self._closed or self._writer is None or self._journal is None:
+            return
+        self._closed = True
+        if not self._writer.flush():
             self._journal.problem = self._journal.problem or "incomplete: the store did not answer in time"
 
     @property
@@ -216,7 +220,7 @@ class Recorder:
             error=end.error if end else None,
             level=self.level,
             problem=self.problem,
-            recorded=self._writer is not None,
+            recorded=self._journal is not None and self._writer is not None and self._journal.kept,
         )
 
     def _finish(self, end: End) -> None:

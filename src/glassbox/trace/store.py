@@ -7,6 +7,7 @@ In: a path. Out: a `Store`. Writing is a recorder's business (record.py), throug
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import struct
 import threading
@@ -86,10 +87,12 @@ class Store:
         self._conn = connect(path, readonly=readonly)
         self._conn.row_factory = sqlite3.Row
         self._writer: Writer | None = None
+        self._closed, self._pid = False, os.getpid()
 
     @property
     def writer(self) -> Writer:
-        """The thread that writes, started on first use. Raises StoreError for a store opened read-only."""
+        """The thread that writes, started on first use. Raises StoreError for a store opened read-only, or closed."""
+        self._check_open()
         with self._lock:
             if self.readonly:
                 raise StoreError(str(self.path), "cannot be written: it was opened read-only")
@@ -132,7 +135,10 @@ class Store:
         return self._writer is None or self._writer.flush()
 
     def close(self) -> None:
+        if self._pid != os.getpid():  # SQLite's connections must not even be closed in a child, and locks may be held
+            return
         with self._lock:
+            self._closed = True
             if self._writer is not None:
                 self._writer.close()
             self._conn.close()
@@ -145,6 +151,12 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {self.path}{' (read-only)' if self.readonly else ''}>"
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError(str(self.path), "was opened before this process was forked: open it here again")
+        if self._closed:
+            raise StoreError(str(self.path), "is closed")
 
     def _rows(self, name: str) -> Rows:
         with self._reading() as conn:
@@ -171,6 +183,7 @@ class Store:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """One consistent view of the file, with everything in it that was recorded before."""
+        self._check_open()
         self.flush()
         with self._lock:
             try:

@@ -21,6 +21,7 @@ from glassbox.trace.sqlite import explain
 PAUSE_S = 0.05  # rows wait this long for company, so each is committed within 100 ms
 RETRY_S = 1.0
 FLUSH_S = 10.0
+FORKED = "the process was forked while the store was open"
 
 _Entry = tuple[Journal, Item] | threading.Event | None  # an Event asks for a flush, None for the end
 
@@ -33,7 +34,8 @@ class Writer:
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._hurry = threading.Event()
         self._conn: sqlite3.Connection | None = None
-        self._inode: tuple[int, int] | None = None
+        self._file: os.stat_result | None = None  # as it was when last seen
+        self._pid = os.getpid()
         self._work: dict[Journal, None] = {}  # those with rows that wait, in order of arrival
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="glassbox-trace-writer", daemon=True)
@@ -46,6 +48,9 @@ class Writer:
         if self._closed:
             journal.problem = "incomplete: the store was closed while the run went on"
             return
+        if self.forked:
+            journal.problem = f"incomplete: {FORKED}"
+            return
         self._queue.put((journal, item))
         if isinstance(item, Begin | End):
             self._hurry.set()
@@ -54,13 +59,20 @@ class Writer:
         """Wait until all that was queued so far has been tried. False if `timeout` seconds do not suffice."""
         if self._closed:
             return True
+        if self.forked or not self._thread.is_alive():
+            return False
         done = threading.Event()
         self._queue.put(done)
         self._hurry.set()
         return done.wait(timeout)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that made the writer: no thread is here, and locks may be held."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
-        if self._closed:
+        if self._closed or self.forked:
             return
         self._closed = True
         self._queue.put(None)
@@ -114,6 +126,7 @@ class Writer:
             if self._conn is not None and self._conn.in_transaction:
                 self._conn.rollback()
             for journal in batch:
+                journal.gone = isinstance(exc, _Gone)
                 journal.failed(exc.why if isinstance(exc, _Gone) else explain(exc))
         else:
             for journal in batch:
@@ -135,16 +148,23 @@ class Writer:
     def _connection(self) -> sqlite3.Connection:
         if self._conn is None:
             self._conn = self._connect()
-            found = os.stat(self._path)
-            self._inode = (found.st_dev, found.st_ino)
-        # SQLite would go on writing into a file that no longer has a name.
+            self._file = os.stat(self._path)
+        self._check_file()
+        return self._conn
+
+    def _check_file(self) -> None:
+        """SQLite would go on writing into a file that has lost its name or its contents. Raises _Gone."""
+        known = self._file
+        assert known is not None
         try:
             found = os.stat(self._path)
         except OSError as exc:
             raise _Gone("the store was removed") from exc
-        if (found.st_dev, found.st_ino) != self._inode:
+        if (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino):
             raise _Gone("the store was replaced by another file")
-        return self._conn
+        if found.st_size < known.st_size:  # we never delete, so it only grows
+            raise _Gone("the store was truncated")
+        self._file = found
 
 
 class _Gone(StoreError):
