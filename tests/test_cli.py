@@ -18,12 +18,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf_writer import ARRAY, INT32, STRING, array, build, kv, text, u32
 from rich.cells import cell_len
+from rich.text import Text
 
 import glassbox
-from glassbox.cli import prompt, render, show_text
+from glassbox.cli import app, prompt, render, show_text
 from glassbox.cli.main import run
-from glassbox.cli.output import Downloads
+from glassbox.cli.output import Downloads, Out, print_json
 from glassbox.stop import Ending, Kind
 from glassbox.text.tokenizer import Encoding
 
@@ -506,6 +508,136 @@ def test_help_speaks_of_what_there_is(cli: Cli) -> None:
     for command in ("trace", "runs", "show", "tokenize", "bench"):
         flags = set(re.findall(r"--[a-z][a-z-]+", cli(command, "--help")[0])) - {"--help", "--limit"}
         assert not [flag for flag in flags if f"{flag}" not in table]
+
+
+STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+EVIL = "\x1b]0;pwn\x07\x9b31m\u202e\u2028\x7f"
+
+
+def test_nothing_printed_can_steer_the_terminal() -> None:
+    out = Out(file=io.StringIO(), width=200, markup=False, highlight=False)
+    styled = Text.assemble(("a" + EVIL, "bold"), "b", (EVIL, "red"))
+    for printing in (out.print, out.row, lambda x: out.field("note: " + EVIL, x if isinstance(x, str) else x.plain)):
+        printing(EVIL)
+        printing(styled)
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert not STEERS.search(shown) and shown.count("\\x9b31m\\u202e\\u2028\\x7f") == 11
+    safe = show_text.inert_text(styled)
+    evil = show_text.inert(EVIL.replace("\x07", ""))  # which rich takes out of a Text itself
+    assert [safe.plain[s.start : s.end] for s in safe.spans] == ["a" + evil, evil]
+
+
+def evil_model(folder: Path) -> Path:
+    """A tokenizer whose names steer terminals, in a file whose name does."""
+    pieces = ["a", "b", f"<|{EVIL}|>", f"<s{EVIL}>", "<|" + "x" * 100_000 + "|>"]
+    path = folder / f"m{EVIL}.gguf"
+    path.write_bytes(
+        build(
+            [
+                kv("general.architecture", STRING, text("llama" + EVIL)),
+                kv("tokenizer.ggml.model", STRING, text("gpt2")),
+                kv("tokenizer.ggml.pre", STRING, text("gpt-2")),
+                kv("tokenizer.ggml.tokens", ARRAY, array(STRING, *map(text, pieces))),
+                kv("tokenizer.ggml.token_type", ARRAY, array(INT32, *map(u32, (1, 1, 4, 3, 4)))),
+                kv("tokenizer.ggml.merges", ARRAY, array(STRING)),
+                kv("tokenizer.ggml.bos_token_id", 4, u32(3)),
+                kv("tokenizer.ggml.add_bos_token", 7, b"\1"),
+            ],
+            data=b"",
+        )
+    )
+    return path
+
+
+def test_names_in_files_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> None:
+    model = evil_model(tmp_path)
+    out, _ = cli("tokenize", "ab", "--model", str(model))
+    assert "taken for control tokens" in out and "<s\\x1b]0" in out and not STEERS.search(out) and len(out) < 2000
+    raw, _ = cli("tokenize", f"a{EVIL}é", "--model", str(model), "--json")
+    assert not STEERS.search(raw) and "é" in raw and json.loads(raw)["text"] == f"a{EVIL}é"
+    _, err = cli.stored("trace", "ab", "--model", str(model), code=2)
+    assert not STEERS.search(err) and len(err.splitlines()) == 1
+
+    store = str(tmp_path / f"s{EVIL}.db")
+    out, err = cli("trace", f"ab{EVIL}", *BIGRAM, "--store", store)
+    for command in (("show",), ("show", "--at", "0"), ("runs",), ("show", "--json"), ("runs", "--json")):
+        out += cli(*command, "--store", store)[0]
+    assert not STEERS.search(out + err) and out.count("s\\x1b]0;pwn") == 2
+    with sqlite3.connect(store) as db:
+        db.execute("UPDATE run SET finish_reason = ?, model = ?, incomplete = ?", (EVIL, EVIL, EVIL))
+    db.close()
+    assert not STEERS.search(cli("runs", "--store", store)[0])
+
+
+def test_json_is_the_same_whatever_it_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a" + EVIL: "".join(map(chr, range(0x2100))) + "\ufeff日🎉\\"}
+    print_json(value)
+    shown = capsys.readouterr().out
+    assert json.loads(shown) == value and "日🎉" in shown
+    assert not STEERS.search(shown) and "\u200b" not in shown and "\ufeff" not in shown
+
+
+def test_complaints_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.complain("architecture '" + "x" * 100_000 + "' is not supported", 2) == 2
+    err = capsys.readouterr().err
+    assert len(err) < 1100 and err.startswith("glassbox: architecture 'xx") and err.endswith("is not supported\n")
+
+
+def test_an_incomplete_trace_does_not_look_whole(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "incomplete: the disk is full"
+    cli.stored("trace", "ab", *BIGRAM)
+    for command in (("runs",), ("show",), ("show", "--at", "0")):
+        assert "incomplete" not in cli.stored(*command)[0]
+    with sqlite3.connect(cli.store) as db:
+        db.execute("UPDATE run SET incomplete = ?", (why,))
+    db.close()
+    assert f"\n  trace  {why}\n" in cli.stored("runs")[0]
+    for command in (("show",), ("show", "--at", "0")):
+        assert f"trace    {why}\n" in cli.stored(*command)[0]
+
+    model, store = glassbox.load("bigram"), glassbox.open_store(cli.store)
+    whole = model.generate("ab", max_tokens=2, store=store)
+    for recorded in (True, False):
+        capsys.readouterr()
+        render.Live(model).tail(replace(whole, problem=why, recorded=recorded), store, False)
+        out = capsys.readouterr().out
+        assert f"trace    {why}\n" in out and ("look in" in out) == recorded
+        assert (f"{whole.run_id} is not in the store" in out) != recorded
+    store.close()
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "1000001", "99999999999999999999"])
+def test_a_limit_is_bounded(cli: Cli, limit: str) -> None:
+    _, err = cli.stored("runs", "--limit", limit, code=2)
+    assert "--limit" in err and len(err.splitlines()) == 1
+
+
+def test_folders_that_cannot_be_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", "/" + "x" * 300)  # as good as no permission, also for root
+    monkeypatch.setenv("XDG_CACHE_HOME", "/" + "x" * 300)
+    for command in (("runs",), ("show",), ("models",), ("trace", "ab", "--model", "bigram")):
+        out, err = cli(*command, code=2)
+        assert out == "" and len(err.splitlines()) == 1 and "File name too long" in err
+
+
+def test_ctrl_c_twice(cli: Cli) -> None:
+    p = started("trace", "ab", "--model", "bigram", "--max-tokens", "4000", "--seed", "1", "--store", str(cli.store))
+    assert p.stdout is not None and p.stderr is not None
+    while not p.stdout.readline().startswith("  20"):
+        pass
+    p.send_signal(signal.SIGINT)
+    err = p.stderr.readline()  # it has been told of
+    for _ in range(10):
+        p.send_signal(signal.SIGINT)
+        time.sleep(0.005)
+    rest = p.communicate(timeout=60)[1]
+    assert (p.returncode, rest) == (130, "") and "interrupted" in err
+
+
+def test_closed_standard_error_is_not_standard_output(cli: Cli) -> None:
+    code = f"import sys; sys.stderr = None; {MAIN}"
+    done = subprocess.run([sys.executable, "-c", code, "pull", "bigram"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_text_cannot_steer_the_terminal() -> None:

@@ -142,7 +142,14 @@ def test_unknown_point_lists_those_that_exist(model: TransformerModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "error"), [([], "no token ids"), ([-1], "id -1 is outside"), ([random_gguf.VOCAB], "id 96 is")]
+    ("ids", "error"),
+    [
+        ([], "no token ids"),
+        ([-1], "id -1 is outside"),
+        ([random_gguf.VOCAB], "id 96 is"),
+        ([1.7], "whole numbers"),
+        ([True], "whole numbers"),
+    ],
 )
 def test_bad_ids_are_refused(model: TransformerModel, ids: list[int], error: str) -> None:
     with pytest.raises(PromptError, match=error):

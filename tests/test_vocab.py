@@ -69,7 +69,10 @@ def test_missing_bytes() -> None:
         ({TOKENS: ["a", "b"], TYPES: [1, 9]}, TYPES),
         ({TOKENS: ["a", "b"], TYPES: [1, -1]}, TYPES),
         ({TOKENS: ["a", "b"], TYPES: [1, [1]]}, TYPES),
-        ({TOKENS: ["a", "<0xG0>"], TYPES: [1, 6]}, TYPES),
+        *(
+            ({TOKENS: ["a", piece], TYPES: [1, 6]}, TYPES)
+            for piece in ("<0xG0>", "<0x-1>", "<0x+1>", "<0x 1>", "<0x٣٣>", "<0x1>", "<0X01>", "<0x01>\n", "a")
+        ),
     ],
 )
 def test_a_broken_vocabulary_is_refused_by_field(change: dict[str, Any], field: str) -> None:

@@ -13,7 +13,7 @@ from typing import TextIO
 import typer
 
 from glassbox.cli import bench, models, runs, tokenize, trace
-from glassbox.cli.main import INTERRUPTED
+from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
 LONGEST = 1000  # characters of a complaint
@@ -58,6 +58,8 @@ def invoke(arguments: list[str]) -> int:
         discard(sys.stdout)
         return complain(f"the output cannot be written: {e.strerror or e}", 2)
     except GlassboxError as e:
+        if e.exit_code == INTERRUPTED:
+            go_deaf()
         return complain(str(e), e.exit_code)
     except typer.TyperException as e:
         text = e.format_message()

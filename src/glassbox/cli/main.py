@@ -6,6 +6,7 @@ ready for Ctrl-C.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -17,7 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal's encoding cannot say
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    try:
+        code = run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # pressed again while the first one was being told of
+        code = INTERRUPTED
+    go_deaf()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -27,5 +33,12 @@ def run(arguments: list[str]) -> int:
 
         return invoke(arguments)
     except KeyboardInterrupt:
-        print("glassbox: interrupted", file=sys.stderr)
+        go_deaf()
+        if sys.stderr is not None:  # to print, None is standard output
+            print("glassbox: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def go_deaf() -> None:
+    """Nothing is left to interrupt: one more Ctrl-C would only say so again, or change the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -45,7 +45,7 @@ class Out(Console):
 
     def row(self, text: str | Text = "", style: str = "") -> None:
         """One line of a table, cut at the width of the screen."""
-        line = inert_text(Text(text) if isinstance(text, str) else text)
+        line = Text(inert(text)) if isinstance(text, str) else inert_text(text)
         line.rstrip()
         self.print(line, style=style, no_wrap=True, overflow="ellipsis")
 
@@ -83,8 +83,9 @@ def print_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """A line beside the output. Where stderr is closed, nobody wants to know."""
-    with suppress(OSError):
-        print(inert(text, lines=True), file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # to print, None is standard output
+        with suppress(OSError):
+            print(inert(text, lines=True), file=sys.stderr, flush=True)
 
 
 def read_text(argument: str) -> str:

@@ -36,9 +36,9 @@ def runs(
     out.row(f"{'run':<14}  {'model':<16} {'tokens':>6} {'ended':<11}  {'when':<11}  prompt", "bold")
     for r in found:
         name, when = inert(model_name(r.model), width=16), r.created.astimezone()
-        problem = f"[{r.problem}] " if r.problem else ""
-        row = f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  "
-        out.row(row + problem + r.prompt)
+        out.row(f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  {r.prompt}")
+        if r.problem:
+            out.field("  trace  ", r.problem, "yellow")
 
 
 def newest(store: str | None, limit: int) -> list[RunSummary]:
