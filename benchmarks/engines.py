@@ -108,8 +108,11 @@ class LlamaCpp:
 
     def logprobs(self, ids: list[int]) -> np.ndarray:
         got = self._complete(ids, 1, temperature=0, logprobs=self.vocab, n_probs=self.vocab)
+        told = got["choices"][0]["logprobs"]
+        if told is None:  # its first token was half a character, and it tells only of whole ones
+            return np.full(self.vocab, np.nan)
         out = np.full(self.vocab, -np.inf)
-        for entry in got["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
+        for entry in told["content"][0]["top_logprobs"]:
             out[entry["id"]] = entry["logprob"]
         return log_softmax(out)
 
@@ -196,7 +199,10 @@ def _serve(pipe: Any, kind: str, arguments: tuple[Any, ...]) -> None:
     while True:
         what, given = pipe.recv()
         value = getattr(engine, what)
-        pipe.send(value(*given) if callable(value) else value)
+        try:
+            pipe.send(value(*given) if callable(value) else value)
+        except Exception as e:
+            pipe.send(RuntimeError(f"{kind}: {type(e).__name__}: {e}"))
 
 
 def log_softmax(z: np.ndarray) -> np.ndarray:

@@ -87,10 +87,13 @@ def accuracy(name: str, engines: list[Apart]) -> None:
         kls, other = [], 0
         for p, truth in zip(prompts, right, strict=True):
             got = engine.logprobs(p)
-            kls.append(float((np.exp(truth) * (truth - got)).sum()))
-            other += int(truth.argmax() != got.argmax())
-        print(f"  to float32   {engine.name:<13} KL mean {np.mean(kls):.1e}, most {max(kls):.1e}; "
-              f"another best token after {other} of {len(prompts)} prompts")  # fmt: skip
+            if not np.isnan(got).any():
+                kls.append(float((np.exp(truth) * (truth - got)).sum()))
+                other += int(truth.argmax() != got.argmax())
+        print(
+            f"  to float32   {engine.name:<13} KL mean {np.mean(kls):.1e}, most {max(kls):.1e}; "
+            f"another best token after {other} of {len(kls)} prompts"
+        )
 
 
 def main() -> None:
