@@ -50,7 +50,7 @@ def lines(r: Result) -> list[str]:
         f"decode   {n:>5} sequences     {rate:>8.1f} tokens/s together, whole pipeline" for n, rate in r.batch.items()
     ]
     for level, rate in r.trace.items():
-        cost = "" if level == "off" else f", {r.trace['off'] / rate - 1:+.1%} time against off"
+        cost = "" if level == "off" else f", {r.trace_cost[level]:+.1%} time"
         rows.append(f"trace    {level:<5}               {rate:>8.1f} tokens/s, whole pipeline{cost}")
     if near and r.read_rate:
         moved = r.weight_bytes * near
