@@ -71,7 +71,9 @@ class Engine:
         """One pass: every token it makes goes into its generation's inbox, every error too."""
         with self.lock:
             for generation in [*self.running, *self.waiting]:
-                if generation.late:
+                if generation.done:  # an interrupt came between its last token and its leaving
+                    self._leave(generation)
+                elif generation.late:
                     self._end(generation, "time")
             self._admit()
             chosen = [(g, ids) for g, ids in self._share_out() if self._ready(g, len(ids))]
