@@ -10,7 +10,8 @@ import sqlite3
 import stat
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -125,10 +126,36 @@ def _open(path: Path, readonly: bool) -> sqlite3.Connection:
         return dial("mode=ro&immutable=1")
 
 
+def _schema() -> str:
+    return resources.files("glassbox.trace").joinpath("schema.sql").read_text(encoding="utf-8")
+
+
+@cache
+def _columns() -> list[tuple[str, str, str, str | None]]:
+    """(table, column, type, default) of everything in the schema."""
+    with closing(sqlite3.connect(":memory:")) as new:
+        new.executescript(_schema())
+        tables = [name for (name,) in new.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return [(t, c[1], c[2], c[4]) for t in tables for c in new.execute(f"PRAGMA table_info({t})")]
+
+
+def _missing_columns(conn: sqlite3.Connection) -> list[str]:
+    """The ALTERs that bring a store of this version up to date: columns may be added within a version."""
+    had = {t: {row[1] for row in conn.execute(f"PRAGMA table_info({t})")} for t in {t for t, *_ in _columns()}}
+    return [
+        f"ALTER TABLE {table} ADD COLUMN {name} {kind}" + (f" NOT NULL DEFAULT {default}" if default else "")
+        for table, name, kind, default in _columns()
+        if had[table] and name not in had[table]
+    ]
+
+
 def _prepare_for_writing(conn: sqlite3.Connection) -> None:
+    if (_pragma(conn, "application_id"), _pragma(conn, "user_version")) == (APPLICATION_ID, VERSION):
+        for statement in _missing_columns(conn):
+            conn.execute(statement)
     if _is_empty(conn):
         _retry_while_busy(conn, "PRAGMA journal_mode=WAL")
-        script = resources.files("glassbox.trace").joinpath("schema.sql").read_text(encoding="utf-8")
+        script = _schema()
         marks = f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};"
         # One transaction, and IF NOT EXISTS throughout: two processes may create the same store at once.
         conn.executescript(f"BEGIN IMMEDIATE; {script}; {marks} COMMIT;")
@@ -178,3 +205,5 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if missing := {"run", "segment", "position", "ledger", "candidate", "tensor"} - tables:
         raise StoreError(str(path), f"the file is damaged: no table {min(missing)!r}")
+    if _missing_columns(conn):  # opened for reading only
+        raise StoreError(str(path), "it was made by an older Glassbox; the next trace into it brings it up to date")
