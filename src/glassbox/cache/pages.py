@@ -185,17 +185,18 @@ class Cache:
                 for block in range(max(0, self.length - group.window + 1) // PAGE):
                     page = table.pages[block]
                     if page is not None:
+                        table.pages[block] = None  # first: an interrupt between may lose a page, never give it twice
                         self.pool.give(page)
-                        table.pages[block] = None
 
     def truncate(self, length: int) -> None:
         """Forget every position from `length` on. Windowed pages that are gone already do not come back."""
         self.length = min(self.length, length)
         for table in self.tables:
-            for page in table.pages[-(-self.length // PAGE) :]:
+            gone = table.pages[-(-self.length // PAGE) :]
+            del table.pages[-(-self.length // PAGE) :]
+            for page in gone:
                 if page is not None:
                     self.pool.give(page)
-            del table.pages[-(-self.length // PAGE) :]
 
     def fork(self) -> Cache:
         """Another sequence with the same positions, sharing every page."""

@@ -71,8 +71,9 @@ class Executor:
         """Memory for every buffer: kept from call to call, but new for what is handed out."""
         program = self.sheet.program
         if tokens > self._capacity:
-            self._capacity = 1 if tokens == 1 else CHUNK
-            self._memory = [np.zeros((self._capacity, w), np.float32) for w in program.widths]
+            capacity = 1 if tokens == 1 else CHUNK
+            self._memory = [np.zeros((capacity, w), np.float32) for w in program.widths]
+            self._capacity = capacity  # last: an interrupt before it must not leave a capacity without its memory
         handed = {self.sheet.logits, *self.sheet.points.values()}
         out = [m[:rows] if o else m[:tokens] for m, o in zip(self._memory, program.outputs, strict=True)]
         for i in handed:

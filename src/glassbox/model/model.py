@@ -160,8 +160,8 @@ class TransformerModel:
     def _executor(self, look: frozenset[str], length: int) -> Executor:
         if length > self._ropes.positions:
             positions = min(self.spec.context, max(2 * self._ropes.positions, length))
+            self._executors.clear()  # their programs name the old tables: gone before those are, whatever interrupts
             self._ropes = RopeTables(self.spec.head_width, positions)
-            self._executors.clear()  # their programs name the old tables
         if look in self._executors:
             self._executors[look] = self._executors.pop(look)  # the newest stands last
         else:
