@@ -9,7 +9,7 @@ import numpy as np
 
 from glassbox.cache.pages import KINDS, Cache, PageShape
 from glassbox.model.kernels import program as pr
-from glassbox.model.threads import Job, Team
+from glassbox.model.threads import Job, Team, claim_counters
 from glassbox.model.transformer import Sheet
 from glassbox.types import F32, I64
 
@@ -96,16 +96,17 @@ class Executor:
             self._scratch = np.empty(stride * self.team.count // 4, np.float32)
         addresses = np.array([b.ctypes.data for b in out], np.int64)
         strides = np.array([b.strides[0] for b in out], np.int64)
-        counters = np.zeros(len(self._code) + 8, np.int64)  # one claim counter an instruction; the last is `done`
+        counters = claim_counters(len(self._code), self.team.count)
         header = np.zeros(pr.HEADER, np.int64)
         header[[
             pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.ROWS, pr.IDS, pr.POSITIONS, pr.TABLES,
             pr.OUT_ROWS, pr.CLAIMS, pr.DONE, pr.SCRATCH, pr.SCRATCH_STRIDE, pr.LAYER_BYTES, pr.SEE_WIDTH, pr.KV_KIND,
+            pr.THREADS,
         ]] = [
             self._code.ctypes.data, len(self._code), addresses.ctypes.data, strides.ctypes.data, len(ids), len(rows),
             ids.ctypes.data, positions.ctypes.data, tables.ctypes.data, rows.ctypes.data, counters.ctypes.data,
             counters[-1:].ctypes.data, self._scratch.ctypes.data, stride, self.shape.layer_bytes, see_width,
-            list(KINDS).index(self.shape.kind),
+            list(KINDS).index(self.shape.kind), self.team.count,
         ]  # fmt: skip
         self.team.run(
             Job(header, (self._code, addresses, strides, counters, out, ids, positions, tables, rows, self._scratch))

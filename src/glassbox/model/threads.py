@@ -93,14 +93,20 @@ class Team:
             raise interrupt
 
 
+def claim_counters(instructions: int, threads: int) -> I64:
+    """For each thread one counter an instruction; the last number, in a cache line of its own, counts units done."""
+    return np.zeros(threads * instructions + 16, np.int64)
+
+
 def run_program(team: Team, program: Program) -> None:
     """Run instructions that need neither tokens nor buffers."""
     code = program.array()
-    counters, nothing = np.zeros(len(code) + 8, np.int64), np.zeros(8, np.int64)
+    counters, nothing = claim_counters(len(code), team.count), np.zeros(8, np.int64)
     header = np.zeros(pr.HEADER, np.int64)
-    header[[pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.CLAIMS, pr.DONE]] = [
+    header[[pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.CLAIMS, pr.DONE,
+            pr.THREADS]] = [
         code.ctypes.data, len(code), nothing.ctypes.data, nothing.ctypes.data, 1, counters.ctypes.data,
-        counters[-1:].ctypes.data,
+        counters[-1:].ctypes.data, team.count,
     ]  # fmt: skip
     team.run(Job(header, (code, counters, nothing)))
 

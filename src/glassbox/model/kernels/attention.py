@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from glassbox.model.kernels.elementwise import copy_row, softmax_row
-from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import (
     broadcast,
     float8,

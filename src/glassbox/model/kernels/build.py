@@ -27,7 +27,19 @@ import platformdirs
 
 from glassbox.errors import KernelError
 
-SOURCES = ("simd", "simd64", "matmul", "attention", "elementwise", "packing", "rows", "program", "team", "build")
+SOURCES = (
+    "simd",
+    "simd64",
+    "formats",
+    "matmul",
+    "attention",
+    "elementwise",
+    "packing",
+    "rows",
+    "program",
+    "team",
+    "build",
+)
 
 # machine -> (LLVM cpu, LLVM features that must be there and are used)
 TARGETS: Mapping[str, tuple[str, str]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import (
     add8,
     div8,

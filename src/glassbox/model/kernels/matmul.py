@@ -10,179 +10,28 @@ Two kernels keep to it. For one token a vector's lanes are eight rows, with one 
 weight streams past once and needs no horizontal sum. For many tokens a tile of eight rows is decoded once into rows of
 float32, lanes are the eight j, and each decoded vector is used for every token.
 
-A packed matrix is a run of tiles of eight rows; a tile is a run of blocks of columns, laid out by pack.py. A format
-here is two functions: `scales(p, g)` gives scale and offset of the eight rows in column group g of the block at p, and
-`eight(p, s, scale, offset)` gives the eight columns of sub-block s, one vector a column.
+How a format's codes become w is in formats.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from numba import njit
-
+from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import (
     add8,
-    and8,
-    broadcast,
-    float8,
     fma8,
-    left8,
     load8,
-    load8b,
-    load8h,
-    load8i,
-    mul8,
-    or8,
     prefetch,
-    right8,
-    splat8,
     store1,
     store8,
     store_transposed,
-    sub8,
     sum8,
     zero8,
 )
 
-# The numpy error model: a division cannot raise. No wrappers: only compiled code calls compiled code.
-_OPTIONS: dict[str, Any] = dict(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-kernel = njit(**_OPTIONS)
-inlined = njit(**_OPTIONS, forceinline=True)
-
-
 AHEAD = 4096  # bytes that a stream is asked for in advance: the hardware's own prefetch stops at every page
 
-# --- decoding codes ---------------------------------------------------------------------------------------------
 
-
-@inlined
-def bytes4(v, scale, offset):
-    """Four codes 0..255 a lane, one in each byte -> four vectors scale · code + offset.
-
-    A code is converted where it lies, 256**j too large, and the scale is that much smaller: powers of two are exact.
-    """
-    return (
-        fma8(float8(and8(v, 0xFF)), scale, offset),
-        fma8(float8(and8(v, 0xFF00)), mul8(scale, splat8(0.00390625)), offset),
-        fma8(float8(and8(v, 0xFF0000)), mul8(scale, splat8(1.52587890625e-05)), offset),
-        fma8(float8(right8(v, 24)), scale, offset),
-    )
-
-
-@inlined
-def interleave(even, odd, scale, offset):
-    """Codes of the even and of the odd columns, four in the bytes of each lane -> eight vectors in column order."""
-    a, c, e, g = bytes4(even, scale, offset)
-    b, d, f, h = bytes4(odd, scale, offset)
-    return a, b, c, d, e, f, g, h
-
-
-NIBBLES = 0x0F0F0F0F
-
-
-@inlined
-def scales_affine(p, g):
-    """float16 scales and offsets of eight rows (Q4_1)."""
-    return load8h(p), load8h(p + 16)
-
-
-@inlined
-def eight_q4_1(p, s, scale, offset):
-    v = load8i(p + 32 + 32 * s)
-    return interleave(and8(v, NIBBLES), and8(right8(v, 4), NIBBLES), scale, offset)
-
-
-@inlined
-def scales_q5_0(p, g):
-    scale = load8h(p)
-    return scale, mul8(scale, splat8(-16.0))
-
-
-@inlined
-def eight_q5_0(p, s, scale, offset):
-    v, high = load8i(p + 48 + 32 * s), load8i(p + 16)  # bit 4k+s of `high` is the fifth bit of column 8s+k
-    fifth = right8(high, s)
-    even = or8(and8(v, NIBBLES), and8(left8(fifth, 4), 0x10101010))
-    odd = or8(and8(right8(v, 4), NIBBLES), and8(fifth, 0x10101010))
-    return interleave(even, odd, scale, offset)
-
-
-@inlined
-def scales_q8_0(p, g):
-    scale = load8h(p)
-    return scale, mul8(scale, splat8(-128.0))  # codes are stored with 128 added
-
-
-@inlined
-def eight_q8_0(p, s, scale, offset):
-    a, b, c, d = bytes4(load8i(p + 16 + 64 * s), scale, offset)
-    e, f, g, h = bytes4(load8i(p + 48 + 64 * s), scale, offset)
-    return a, b, c, d, e, f, g, h
-
-
-@inlined
-def scales_q4_k(p, g):
-    """Superblock scales times 6-bit scales, packed as in the file: three words a row hold 8 scales and 8 minima."""
-    low, mid = load8i(p + 32), load8i(p + 64)
-    if g < 4:
-        scale, least = and8(right8(low, 8 * g), 63), and8(right8(mid, 8 * g), 63)
-    else:
-        high, j = load8i(p + 96), 8 * (g - 4)
-        scale = or8(and8(right8(high, j), 15), left8(and8(right8(low, j + 6), 3), 4))
-        least = or8(and8(right8(high, j + 4), 15), left8(and8(right8(mid, j + 6), 3), 4))
-    offset = mul8(load8h(p + 16), float8(least))
-    return mul8(load8h(p), float8(scale)), sub8(zero8(), offset)
-
-
-@inlined
-def eight_q4_k(p, s, scale, offset):
-    v = load8i(p + 128 + 32 * s)
-    return interleave(and8(v, NIBBLES), and8(right8(v, 4), NIBBLES), scale, offset)
-
-
-@inlined
-def scales_q6_k(p, g):
-    scale = mul8(load8h(p), float8(load8b(p + 16 + 8 * g)))
-    return scale, mul8(scale, splat8(-32.0))
-
-
-@inlined
-def eight_q6_k(p, s, scale, offset):
-    v = load8i(p + 144 + 32 * s)
-    high = right8(load8i(p + 1168 + 32 * (s >> 1)), 4 * (s & 1))  # each byte: even s, odd s, even s+1, odd s+1
-    even = or8(and8(v, NIBBLES), and8(left8(high, 4), 0x30303030))
-    odd = or8(and8(right8(v, 4), NIBBLES), and8(left8(high, 2), 0x30303030))
-    return interleave(even, odd, scale, offset)
-
-
-@inlined
-def scales_none(p, g):
-    return zero8(), zero8()
-
-
-@inlined
-def eight_f16(p, s, scale, offset):
-    p += 128 * s
-    return (
-        load8h(p), load8h(p + 16), load8h(p + 32), load8h(p + 48),
-        load8h(p + 64), load8h(p + 80), load8h(p + 96), load8h(p + 112),
-    )  # fmt: skip
-
-
-@inlined
-def eight_f32(p, s, scale, offset):
-    p += 256 * s
-    return (
-        load8(p), load8(p + 32), load8(p + 64), load8(p + 96),
-        load8(p + 128), load8(p + 160), load8(p + 192), load8(p + 224),
-    )  # fmt: skip
-
-
-# --- the two kernels, for any format ----------------------------------------------------------------------------
-
-
-def one_token(scales, eight, block_bytes, groups, subs):
+def one_token(scales, eight, multiply, block_bytes, groups, subs):
     """Make the kernel for one token. A block has `groups` column groups of `subs` sub-blocks of eight columns."""
 
     @kernel
@@ -190,7 +39,8 @@ def one_token(scales, eight, block_bytes, groups, subs):
         tile_bytes = columns // (8 * groups * subs) * block_bytes
         p = w + tile * tile_bytes
         for r in range(tile, tiles):
-            a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero8()
+            zero = zero8()
+            accs = (zero, zero, zero, zero, zero, zero, zero, zero)
             q = x
             end = p + tile_bytes
             while p < end:
@@ -199,24 +49,17 @@ def one_token(scales, eight, block_bytes, groups, subs):
                 for g in range(groups):
                     scale, offset = scales(p, g)
                     for i in range(subs):
-                        w0, w1, w2, w3, w4, w5, w6, w7 = eight(p, g * subs + i, scale, offset)
-                        a0 = fma8(w0, broadcast(q), a0)
-                        a1 = fma8(w1, broadcast(q + 4), a1)
-                        a2 = fma8(w2, broadcast(q + 8), a2)
-                        a3 = fma8(w3, broadcast(q + 12), a3)
-                        a4 = fma8(w4, broadcast(q + 16), a4)
-                        a5 = fma8(w5, broadcast(q + 20), a5)
-                        a6 = fma8(w6, broadcast(q + 24), a6)
-                        a7 = fma8(w7, broadcast(q + 28), a7)
+                        accs = multiply(p, g * subs + i, scale, offset, q, accs)
                         q += 32
                 p += block_bytes
+            a0, a1, a2, a3, a4, a5, a6, a7 = accs
             left, right = add8(add8(a0, a4), add8(a2, a6)), add8(add8(a1, a5), add8(a3, a7))
             store8(out + 32 * r, add8(left, right))
 
     return run
 
 
-def decode_tile(scales, eight, block_bytes, groups, subs):
+def decode_tile(scales, eight, multiply, block_bytes, groups, subs):
     """Make the function that decodes one tile of eight rows into float32 rows [8, columns] at `to`."""
 
     @kernel

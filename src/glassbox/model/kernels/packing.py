@@ -5,7 +5,7 @@ A tile is eight rows; `raw` is the address of its first row, `row_bytes` apart. 
 
 from __future__ import annotations
 
-from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import copy2, copy4, load_i64, load_u32, store_u8, store_u32
 
 NIBBLES = 0x0F0F0F0F0F0F0F0F

@@ -6,7 +6,7 @@ over the row costs a third of numpy's six.
 
 from __future__ import annotations
 
-from glassbox.model.kernels.matmul import inlined, kernel
+from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import copy4, load_i64, load_u32
 from glassbox.model.kernels.simd64 import (
     add4d,

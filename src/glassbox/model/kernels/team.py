@@ -1,7 +1,8 @@
 """Runs a program (see program.py) with a team of threads, inside one compiled function.
 
-Each instruction falls into units of work. Threads claim units from a counter, so a thread that the system took off its
-core holds up at most the unit it is in, and a team of one simply claims them all. An instruction that needs the results
+Each instruction falls into units of work, and these into a run for each thread. Threads claim units from the runs'
+counters, their own first, so a thread that the system took off its core holds up at most the unit it is in, and a team
+of one simply claims them all. An instruction that needs the results
 of earlier ones first waits until every unit before it is done: it spins, and after a bound gives way to other threads.
 Which thread does a unit cannot change a bit of it.
 """
@@ -9,29 +10,21 @@ Which thread does a unit cannot change a bit of it.
 from __future__ import annotations
 
 from glassbox.model.kernels import elementwise as ew
+from glassbox.model.kernels import formats as fm
 from glassbox.model.kernels import matmul as mm
 from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.attention import attend, store_kv
-from glassbox.model.kernels.matmul import kernel
+from glassbox.model.kernels.formats import kernel
 from glassbox.model.kernels.packing import pack_tiles
 from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i64, pause
 
-# scales, eight, bytes of a block, column groups of a block, sub-blocks of a group; in the order of pack.LAYOUTS
-_F32 = (mm.scales_none, mm.eight_f32, 256, 1, 1)
-_F16 = (mm.scales_none, mm.eight_f16, 128, 1, 1)
-_Q4_1 = (mm.scales_affine, mm.eight_q4_1, 160, 1, 4)
-_Q5_0 = (mm.scales_q5_0, mm.eight_q5_0, 176, 1, 4)
-_Q8_0 = (mm.scales_q8_0, mm.eight_q8_0, 272, 1, 4)
-_Q4_K = (mm.scales_q4_k, mm.eight_q4_k, 1152, 8, 4)
-_Q6_K = (mm.scales_q6_k, mm.eight_q6_k, 1680, 16, 2)
-
-one_f32, tile_f32 = mm.one_token(*_F32), mm.decode_tile(*_F32)
-one_f16, tile_f16 = mm.one_token(*_F16), mm.decode_tile(*_F16)
-one_q4_1, tile_q4_1 = mm.one_token(*_Q4_1), mm.decode_tile(*_Q4_1)
-one_q5_0, tile_q5_0 = mm.one_token(*_Q5_0), mm.decode_tile(*_Q5_0)
-one_q8_0, tile_q8_0 = mm.one_token(*_Q8_0), mm.decode_tile(*_Q8_0)
-one_q4_k, tile_q4_k = mm.one_token(*_Q4_K), mm.decode_tile(*_Q4_K)
-one_q6_k, tile_q6_k = mm.one_token(*_Q6_K), mm.decode_tile(*_Q6_K)
+one_f32, tile_f32 = mm.one_token(*fm.F32), mm.decode_tile(*fm.F32)
+one_f16, tile_f16 = mm.one_token(*fm.F16), mm.decode_tile(*fm.F16)
+one_q4_1, tile_q4_1 = mm.one_token(*fm.Q4_1), mm.decode_tile(*fm.Q4_1)
+one_q5_0, tile_q5_0 = mm.one_token(*fm.Q5_0), mm.decode_tile(*fm.Q5_0)
+one_q8_0, tile_q8_0 = mm.one_token(*fm.Q8_0), mm.decode_tile(*fm.Q8_0)
+one_q4_k, tile_q4_k = mm.one_token(*fm.Q4_K), mm.decode_tile(*fm.Q4_K)
+one_q6_k, tile_q6_k = mm.one_token(*fm.Q6_K), mm.decode_tile(*fm.Q6_K)
 
 
 @kernel
@@ -193,9 +186,43 @@ def wait(counter, target):
 
 
 @kernel
+def do_unit(job, row, op, count, per, unit, scratch):
+    buffers, strides = field(job, pr.BUFFERS), field(job, pr.STRIDES)
+    d, s = 8 * field(row, pr.DST), 8 * field(row, pr.SRC)
+    dst, d_stride = load_i64(buffers + d), load_i64(strides + d)
+    src, s_stride = load_i64(buffers + s), load_i64(strides + s)
+    if op == pr.MATMUL:
+        do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+    elif op == pr.PACK:
+        do_pack(row, unit * per, per)
+    elif op == pr.ATTEND:
+        do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
+    else:
+        do_rows(job, row, op, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+
+
+@kernel
+def do_units(job, row, i, op, count, per, units, thread, scratch):
+    """Every unit of an instruction that this thread can claim: of its own run of them, then of the others' runs. So a
+    thread reads one stretch of a matrix, which memory likes, and its own counter is seldom in another's cache.
+
+    Returns how many it did."""
+    threads, finished = field(job, pr.THREADS), 0
+    for k in range(threads):
+        owner = (thread + k) % threads
+        counter = field(job, pr.CLAIMS) + 8 * (owner * field(job, pr.LENGTH) + i)
+        first, last = units * owner // threads, units * (owner + 1) // threads
+        while atomic_load(counter) < last - first:
+            unit = first + atomic_add(counter, 1)
+            if unit < last:
+                do_unit(job, row, op, count, per, unit, scratch)
+                finished += 1
+    return finished
+
+
+@kernel
 def run(job, thread):
     """One thread's part of a job. Returns when every instruction has been claimed and all of them are done."""
-    buffers, strides = field(job, pr.BUFFERS), field(job, pr.STRIDES)
     scratch = field(job, pr.SCRATCH) + thread * field(job, pr.SCRATCH_STRIDE)
     done, before = field(job, pr.DONE), 0
     for i in range(field(job, pr.LENGTH)):
@@ -208,21 +235,8 @@ def run(job, thread):
         units = unit_count(op, count, per, field(row, pr.M), field(row, pr.WEIGHT))
         if field(row, pr.FREE) == 0:
             wait(done, before)
-        d, s = 8 * field(row, pr.DST), 8 * field(row, pr.SRC)
-        dst, d_stride = load_i64(buffers + d), load_i64(strides + d)
-        src, s_stride = load_i64(buffers + s), load_i64(strides + s)
-        while True:
-            unit = atomic_add(field(job, pr.CLAIMS) + 8 * i, 1)
-            if unit >= units:
-                break
-            if op == pr.MATMUL:
-                do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
-            elif op == pr.PACK:
-                do_pack(row, unit * per, per)
-            elif op == pr.ATTEND:
-                do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
-            else:
-                do_rows(job, row, op, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
-            atomic_add(done, 1)
+        finished = do_units(job, row, i, op, count, per, units, thread, scratch)
+        if finished > 0:
+            atomic_add(done, finished)
         before += units
     wait(done, before)
