@@ -12,6 +12,7 @@ import pytest
 import random_gguf
 
 from glassbox.errors import ParameterError
+from glassbox.model.kernels.build import load
 from glassbox.model.threads import Job, Team, thread_count
 
 
@@ -19,13 +20,13 @@ def test_an_interrupted_job_is_run_to_its_end_first() -> None:
     """Ctrl-C while helpers may be in the job's memory: nobody may free it before they are done."""
     calls = []
 
-    def run(job: int, thread: int) -> None:
-        calls.append(thread)
+    def lead(job: int, slots: int, helpers: int) -> None:
+        calls.append(helpers)
         if len(calls) < 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Team(run, 1).run(Job(np.zeros(1, np.int64), ()))
+        Team(load()._replace(lead=lead), 1).run(Job(np.zeros(1, np.int64), ()))
     assert calls == [0, 0, 0]
 
 

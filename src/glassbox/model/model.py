@@ -120,7 +120,7 @@ class TransformerModel:
         table = file.tensors.get("token_embd.weight")
         self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
         self.path: Path = file.path
-        self.team = Team(load(announce).run, thread_count() if threads is None else check_threads(threads))
+        self.team = Team(load(announce), thread_count() if threads is None else check_threads(threads))
         self.weights = load_weights(file, self.spec, self.team)
         self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
         self._ropes = RopeTables(self.spec.head_width, min(FIRST_POSITIONS, self.spec.context))

@@ -13,7 +13,7 @@ import numpy as np
 
 from glassbox.errors import ParameterError
 from glassbox.model.kernels import program as pr
-from glassbox.model.kernels.build import Run
+from glassbox.model.kernels.build import Kernels
 from glassbox.model.kernels.program import Program
 from glassbox.types import I64
 
@@ -63,12 +63,15 @@ class Job:
 class Team:
     """The caller and `count` - 1 helpers. `run(job)` returns when the whole job is done."""
 
-    def __init__(self, run: Run, count: int) -> None:
+    def __init__(self, kernels: Kernels, count: int) -> None:
         self.count = count
-        self._run = run
+        self._lead = kernels.lead
+        self._slots = np.full((count - 1, 8), pr.ASLEEP, np.int64)  # a helper's slot has a cache line of its own
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
+        self._late: list[Job] = []  # finished, but a helper may still look at them
         for i, queue in enumerate(self._queues):
-            helper = threading.Thread(target=_serve, args=(run, queue, i + 1), daemon=True, name=f"glassbox-{i + 1}")
+            arguments = (kernels, queue, self._slots[i], i + 1)
+            helper = threading.Thread(target=_serve, args=arguments, daemon=True, name=f"glassbox-{i + 1}")
             try:
                 helper.start()
             except RuntimeError:
@@ -80,17 +83,24 @@ class Team:
         """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
         memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
         interrupt: BaseException | None = None
+        self._late = [*(j for j in self._late if self._used(j)), job]
         for _ in range(MOST_INTERRUPTS):
             try:
                 if interrupt is None:
-                    for queue in self._queues:
-                        queue.put(job)
-                self._run(job.header.ctypes.data, 0)
+                    for slot, queue in zip(self._slots, self._queues, strict=True):
+                        if slot[0] == pr.ASLEEP:
+                            queue.put(job)
+                self._lead(job.header.ctypes.data, self._slots.ctypes.data, self.count - 1)
                 break
             except BaseException as e:  # a signal's: compiled code raises nothing
                 interrupt = e
+        if not self._used(job):
+            self._late = [j for j in self._late if j is not job]
         if interrupt is not None:
             raise interrupt
+
+    def _used(self, job: Job) -> bool:
+        return bool((self._slots[:, 0] == job.header.ctypes.data).any())
 
 
 def claim_counters(instructions: int, threads: int) -> I64:
@@ -111,9 +121,13 @@ def run_program(team: Team, program: Program) -> None:
     team.run(Job(header, (code, counters, nothing)))
 
 
-def _serve(run: Run, queue: SimpleQueue[Job | None], thread: int) -> None:
+def _serve(kernels: Kernels, queue: SimpleQueue[Job | None], slot: I64, thread: int) -> None:
     while (job := queue.get()) is not None:
-        run(job.header.ctypes.data, thread)
+        slot[0] = pr.AWAKE
+        kernels.run(job.header.ctypes.data, thread)
+        job = None
+        slot[0] = pr.IDLE
+        kernels.serve(slot.ctypes.data, thread)
 
 
 def _dismiss(queues: list[SimpleQueue[Job | None]]) -> None:

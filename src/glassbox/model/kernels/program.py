@@ -38,6 +38,11 @@ TOKEN_BLOCK = 4  # tokens in a unit of what is done row by row
 QUERY_BLOCK = 8  # queries in a unit of attention
 SPINS = 2000  # looks at the counter before a waiting thread gives way
 
+PATIENCE = SPINS + 5000  # looks before a helper without a job goes to sleep: a few milliseconds
+
+# --- what stands in a helper's slot, if not the address of a job -------------------------------------------------
+IDLE, ASLEEP, AWAKE = 0, -1, -2  # it waits in compiled code, in Python, or has been woken there
+
 SILU, GELU = 0, 1
 
 

@@ -369,6 +369,12 @@ def atomic_load(b, p):
     return b.load_atomic(_at(b, p, I64), "seq_cst", 8)
 
 
+@word_of(types.int64, types.int64, types.int64, types.int64)
+def atomic_replace(b, p, old, new):
+    """Put `new` at p if `old` is there; returns what was there."""
+    return b.extract_value(b.cmpxchg(_at(b, p, I64), old, new, "seq_cst", "seq_cst"), 0)
+
+
 @word_of(types.void)
 def pause(b):
     """Tell the core that this is a spin."""

@@ -16,7 +16,15 @@ from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.attention import attend, store_kv
 from glassbox.model.kernels.formats import kernel
 from glassbox.model.kernels.packing import pack_tiles
-from glassbox.model.kernels.simd import atomic_add, atomic_load, give_way, load1, load_i64, pause
+from glassbox.model.kernels.simd import (
+    atomic_add,
+    atomic_load,
+    atomic_replace,
+    give_way,
+    load1,
+    load_i64,
+    pause,
+)
 
 one_f32, tile_f32 = mm.one_token(*fm.F32), mm.decode_tile(*fm.F32)
 one_f16, tile_f16 = mm.one_token(*fm.F16), mm.decode_tile(*fm.F16)
@@ -240,3 +248,33 @@ def run(job, thread):
             atomic_add(done, finished)
         before += units
     wait(done, before)
+
+
+@kernel
+def lead(job, slots, helpers):
+    """The caller's part of a job, which it first offers to every helper that waits at its slot."""
+    for i in range(helpers):
+        atomic_replace(slots + 64 * i, pr.IDLE, job)
+    run(job, 0)
+
+
+@kernel
+def serve(slot, thread):
+    """A helper between jobs: it does what is put into its slot, and returns when nothing was for some milliseconds.
+
+    It waits here rather than in Python, where it would need the interpreter's lock to begin."""
+    looks = 0
+    while True:
+        job = atomic_load(slot)
+        if job != pr.IDLE:
+            run(job, thread)
+            atomic_replace(slot, job, pr.IDLE)
+            looks = 0
+        elif looks > pr.PATIENCE:
+            if atomic_replace(slot, pr.IDLE, pr.ASLEEP) == pr.IDLE:
+                return
+        elif looks < pr.SPINS:
+            pause()
+        else:
+            give_way()
+        looks += 1
