@@ -25,7 +25,7 @@ def test_compiled_packing_is_the_plain_one(name: str, rows: int, columns: int) -
     program = Program()
     matrix = Matrix(compiled.ctypes.data, layout.number, rows, columns)
     program.pack(matrix, raw.ctypes.data, raw.size // rows)
-    run_program(Team(load().run, 2), program)
+    run_program(Team(load(), 2), program)
     assert np.array_equal(plain, compiled)
 
 

@@ -36,10 +36,11 @@ class Computed:
 class Executor:
     """One sheet with memory for its buffers."""
 
-    def __init__(self, sheet: Sheet, team: Team, shape: PageShape, scratch_width: int) -> None:
-        """shape: of the cache's pages; scratch_width: float32 that decoding a tile of the widest matrix takes."""
+    def __init__(self, sheet: Sheet, team: Team, shape: PageShape, widest: int) -> None:
+        """shape: of the cache's pages; widest: columns of the widest matrix."""
         self.sheet, self.team = sheet, team
-        self.shape, self.scratch_width = shape, scratch_width
+        self.shape = shape
+        self._scratch_width = 8 * (widest + 16) + 64 * CHUNK  # a decoded tile, and every token's accumulators
         self._code = sheet.program.array()
         self._capacity = 0
         self._memory: list[F32] = []
@@ -90,7 +91,7 @@ class Executor:
         return int(rows[0, pr.M] * rows[0, pr.WEIGHT])
 
     def _job(self, out: list[F32], ids: I64, positions: I64, tables: I64, rows: I64, see_width: int) -> None:
-        stride = 4 * max(self.scratch_width, 4 * (see_width + 16))
+        stride = 4 * max(self._scratch_width, 4 * (see_width + 16))
         stride = -(-stride // 64) * 64
         if self._scratch.nbytes < stride * self.team.count:
             self._scratch = np.empty(stride * self.team.count // 4, np.float32)

@@ -169,7 +169,7 @@ class TransformerModel:
                 del self._executors[next(iter(self._executors))]
             sheet = write(self.spec, self.weights, self._ropes, look)
             widest = max(self.spec.width, self.spec.mlp_width, self.spec.heads * self.spec.head_width)
-            self._executors[look] = Executor(sheet, self.team, self.pool.shape, 8 * widest)
+            self._executors[look] = Executor(sheet, self.team, self.pool.shape, widest)
         return self._executors[look]
 
     def _shape(self, name: str, value: F32) -> F32:

@@ -65,8 +65,9 @@ class Program:
     outputs: list[bool] = field(default_factory=list)  # buffers with one row per output row instead of per token
 
     def buffer(self, width: int, *, out: bool = False) -> int:
-        """A new buffer of rows of `width` float32, padded so that eight lanes always fit."""
-        self.widths.append(-(-width // 8) * 8)
+        """A new buffer of rows of `width` float32, padded so that eight lanes always fit and rows do not lie a multiple
+        of 4096 bytes apart, where they would fight for the same lines of the nearest cache."""
+        self.widths.append(-(-width // 8) * 8 + (16 if width and width % 1024 == 0 else 0))
         self.outputs.append(out)
         return len(self.widths) - 1
 

@@ -60,6 +60,19 @@ def exp4d(z):
     return zero_below4d(power_of_two4d(e, n), z, splat4d(LEAST))
 
 
+@inlined
+def add_four(p, shift, beta, keep, skip, rest, weighted):
+    """The sums with four logits more: the first `keep` of them, and in the first sum without lane `skip`."""
+    z = mul4d(sub4d(load4d(p), shift), beta)
+    w = exp4d(z)
+    product = mul4d(w, z)
+    if keep < 4:
+        w, product = first4d(w, keep), first4d(product, keep)
+    if 0 <= skip < 4:
+        w = sub4d(w, sub4d(first4d(w, skip + 1), first4d(w, skip)))
+    return add4d(rest, w), add4d(weighted, product)
+
+
 @kernel
 def weigh(logits, n, top, out):
     """Sums over float32 logits [n]: out[0] = Σ w over all but position `top`, out[1] = Σ w·z, in four lanes.
@@ -68,23 +81,18 @@ def weigh(logits, n, top, out):
     second sum NaN. out has room for six float64.
     """
     shift, beta = splat4d(load_f64(out)), splat4d(load_f64(out + 8))
-    scratch = out + 16
     rest, weighted = zero4d(), zero4d()
-    for i in range(0, n, 4):
-        count, p = min(4, n - i), logits + 4 * i
-        if count < 4:  # the last few: repeat the first of them, and drop the lanes again
-            for j in range(4):
-                copy4(p + 4 * (j if j < count else 0), scratch + 4 * j)
-            p = scratch
-        z = mul4d(sub4d(load4d(p), shift), beta)
-        w = exp4d(z)
-        product = mul4d(w, z)
-        if count < 4:
-            w, product = first4d(w, count), first4d(product, count)
-        if i <= top < i + 4:  # its z is 0, so the second sum does not miss it
-            lane = top - i
-            w = sub4d(w, sub4d(first4d(w, lane + 1), first4d(w, lane)))
-        rest, weighted = add4d(rest, w), add4d(weighted, product)
+    whole, at = n // 4 * 4, top // 4 * 4  # the last few that are no four, and the four with `top`, go apart
+    for i in range(0, min(at, whole), 4):
+        rest, weighted = add_four(logits + 4 * i, shift, beta, 4, -1, rest, weighted)
+    if at < whole:  # the z of `top` is 0, so only the first sum has to leave it out
+        rest, weighted = add_four(logits + 4 * at, shift, beta, 4, top - at, rest, weighted)
+    for i in range(at + 4, whole, 4):
+        rest, weighted = add_four(logits + 4 * i, shift, beta, 4, -1, rest, weighted)
+    if whole < n:
+        for j in range(4):  # repeat the first of them, and drop the lanes again
+            copy4(logits + 4 * (whole + (j if j < n - whole else 0)), out + 16 + 4 * j)
+        rest, weighted = add_four(out + 16, shift, beta, n - whole, top - whole, rest, weighted)
     store_f64(out, sum4d(rest))
     store_f64(out + 8, sum4d(weighted))
 

@@ -56,7 +56,7 @@ def product_one(layout, w, x, out, columns, tile, end):
 
 @kernel
 def decode_rows(layout, w, to, columns, tile):
-    """Tile `tile` as float32 [8, columns] at `to`."""
+    """Tile `tile` as float32 [8, columns] at `to`, rows mm.row_stride apart."""
     if layout == 0:
         tile_f32(w, to, columns, tile)
     elif layout == 1:
@@ -110,9 +110,10 @@ def do_matmul(row, dst, d_stride, src, s_stride, count, tile, per, scratch):
     if count == 1:
         product_one(layout, w, src, dst, columns, tile, end)
     else:
+        kept = scratch + 8 * mm.row_stride(columns)
         for r in range(tile, end):
             decode_rows(layout, w, scratch, columns, r)
-            mm.many_tokens(scratch, src, s_stride, dst + 32 * r, d_stride, columns, count)
+            mm.many_tokens(scratch, src, s_stride, dst + 32 * r, d_stride, columns, count, kept)
 
 
 @kernel
@@ -166,7 +167,7 @@ def do_row(job, row, op, t, to, src, src2, scratch):
     elif op == pr.EMBED:
         token = load_i64(field(job, pr.IDS) + 8 * t)
         decode_rows(k, weight, scratch, n, token // 8)
-        ew.scale_row(scratch + 4 * n * (token % 8), to, n, real)
+        ew.scale_row(scratch + mm.row_stride(n) * (token % 8), to, n, real)
     elif op == pr.SCALE:
         ew.scale_row(src, to, n, real)
     elif op == pr.COPY or op == pr.GATHER:
