@@ -30,6 +30,20 @@ def test_an_interrupted_job_is_run_to_its_end_first() -> None:
     assert calls == [0, 0, 0]
 
 
+def test_a_team_may_go_while_its_helpers_look_at_a_finished_job(tmp_path: Path) -> None:
+    """More helpers than cores come late to many jobs; what they look at must still be there, though the model is not."""
+    from glassbox.model.model import TransformerModel, forward
+    from glassbox.weights.gguf import read_gguf
+
+    file = read_gguf(random_gguf.write(tmp_path / "m.gguf", "llama", "llama", [gguf.GGMLQuantizationType.Q8_0]))
+    seen = set()
+    for _ in range(150):
+        model = TransformerModel(file, threads=6)
+        seen.add(forward(model, [1, 2, 3], model.new_cache())[0].tobytes())
+        del model
+    assert len(seen) == 1
+
+
 INTERRUPTED = """
 import signal, sys, glassbox
 model = glassbox.load(sys.argv[1], threads=3)

@@ -68,9 +68,9 @@ class Team:
         self._lead = kernels.lead
         self._slots = np.full((count - 1, 8), pr.ASLEEP, np.int64)  # a helper's slot has a cache line of its own
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
-        self._late: list[Job] = []  # finished, but a helper may still look at them
+        self._late: list[Job] = []  # a helper may still look at them; the helpers hold this list, it outlives the team
         for i, queue in enumerate(self._queues):
-            arguments = (kernels, queue, self._slots[i], i + 1)
+            arguments = (kernels, queue, self._slots[i], i + 1, self._late)
             helper = threading.Thread(target=_serve, args=arguments, daemon=True, name=f"glassbox-{i + 1}")
             try:
                 helper.start()
@@ -83,7 +83,7 @@ class Team:
         """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
         memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
         interrupt: BaseException | None = None
-        self._late = [*(j for j in self._late if self._used(j)), job]
+        self._late[:] = [*(j for j in self._late if self._used(j)), job]
         for _ in range(MOST_INTERRUPTS):
             try:
                 if interrupt is None:
@@ -95,7 +95,7 @@ class Team:
             except BaseException as e:  # a signal's: compiled code raises nothing
                 interrupt = e
         if not self._used(job):
-            self._late = [j for j in self._late if j is not job]
+            self._late[:] = [j for j in self._late if j is not job]
         if interrupt is not None:
             raise interrupt
 
@@ -121,7 +121,8 @@ def run_program(team: Team, program: Program) -> None:
     team.run(Job(header, (code, counters, nothing)))
 
 
-def _serve(kernels: Kernels, queue: SimpleQueue[Job | None], slot: I64, thread: int) -> None:
+def _serve(kernels: Kernels, queue: SimpleQueue[Job | None], slot: I64, thread: int, late: list[Job]) -> None:
+    """A helper's life. It holds `late` so that jobs stay in memory while it may be in one."""
     while (job := queue.get()) is not None:
         slot[0] = pr.AWAKE
         kernels.run(job.header.ctypes.data, thread)
