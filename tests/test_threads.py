@@ -13,6 +13,7 @@ import random_gguf
 
 from glassbox.errors import ParameterError
 from glassbox.model.kernels.build import load
+from glassbox.model.kernels.program import HEADER
 from glassbox.model.threads import Job, Team, thread_count
 
 
@@ -20,18 +21,18 @@ def test_an_interrupted_job_is_run_to_its_end_first() -> None:
     """Ctrl-C while helpers may be in the job's memory: nobody may free it before they are done."""
     calls = []
 
-    def lead(job: int, slots: int, helpers: int) -> None:
-        calls.append(helpers)
+    def run(job: int, thread: int) -> None:
+        calls.append(thread)
         if len(calls) < 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Team(load()._replace(lead=lead), 1).run(Job(np.zeros(1, np.int64), ()))
+        Team(load()._replace(run=run), 1).run(Job(np.zeros(HEADER, np.int64), ()))
     assert calls == [0, 0, 0]
 
 
 def test_a_team_may_go_while_its_helpers_look_at_a_finished_job(tmp_path: Path) -> None:
-    """More helpers than cores come late to many jobs; what they look at must still be there, though the model is not."""
+    """More helpers than cores come late to many jobs; what they look at is still there when the model is not."""
     from glassbox.model.model import TransformerModel, forward
     from glassbox.weights.gguf import read_gguf
 

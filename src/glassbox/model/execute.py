@@ -102,12 +102,11 @@ class Executor:
         header[[
             pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.ROWS, pr.IDS, pr.POSITIONS, pr.TABLES,
             pr.OUT_ROWS, pr.CLAIMS, pr.DONE, pr.SCRATCH, pr.SCRATCH_STRIDE, pr.LAYER_BYTES, pr.SEE_WIDTH, pr.KV_KIND,
-            pr.THREADS,
         ]] = [
             self._code.ctypes.data, len(self._code), addresses.ctypes.data, strides.ctypes.data, len(ids), len(rows),
             ids.ctypes.data, positions.ctypes.data, tables.ctypes.data, rows.ctypes.data, counters.ctypes.data,
             counters[-1:].ctypes.data, self._scratch.ctypes.data, stride, self.shape.layer_bytes, see_width,
-            list(KINDS).index(self.shape.kind), self.team.count,
+            list(KINDS).index(self.shape.kind),
         ]  # fmt: skip
         self.team.run(
             Job(header, (self._code, addresses, strides, counters, out, ids, positions, tables, rows, self._scratch))

@@ -65,7 +65,7 @@ class Team:
 
     def __init__(self, kernels: Kernels, count: int) -> None:
         self.count = count
-        self._lead = kernels.lead
+        self._run = kernels.run
         self._slots = np.full((count - 1, 8), pr.ASLEEP, np.int64)  # a helper's slot has a cache line of its own
         self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
         self._late: list[Job] = []  # a helper may still look at them; the helpers hold this list, it outlives the team
@@ -83,6 +83,7 @@ class Team:
         """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
         memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
         interrupt: BaseException | None = None
+        job.header[[pr.THREADS, pr.SLOTS]] = [self.count, self._slots.ctypes.data]
         self._late[:] = [*(j for j in self._late if self._used(j)), job]
         for _ in range(MOST_INTERRUPTS):
             try:
@@ -90,7 +91,7 @@ class Team:
                     for slot, queue in zip(self._slots, self._queues, strict=True):
                         if slot[0] == pr.ASLEEP:
                             queue.put(job)
-                self._lead(job.header.ctypes.data, self._slots.ctypes.data, self.count - 1)
+                self._run(job.header.ctypes.data, 0)
                 break
             except BaseException as e:  # a signal's: compiled code raises nothing
                 interrupt = e
@@ -113,10 +114,9 @@ def run_program(team: Team, program: Program) -> None:
     code = program.array()
     counters, nothing = claim_counters(len(code), team.count), np.zeros(8, np.int64)
     header = np.zeros(pr.HEADER, np.int64)
-    header[[pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.CLAIMS, pr.DONE,
-            pr.THREADS]] = [
+    header[[pr.PROGRAM, pr.LENGTH, pr.BUFFERS, pr.STRIDES, pr.TOKENS, pr.CLAIMS, pr.DONE]] = [
         code.ctypes.data, len(code), nothing.ctypes.data, nothing.ctypes.data, 1, counters.ctypes.data,
-        counters[-1:].ctypes.data, team.count,
+        counters[-1:].ctypes.data,
     ]  # fmt: skip
     team.run(Job(header, (code, counters, nothing)))
 

@@ -52,7 +52,7 @@ DIGEST = 32  # bytes of a sha256, which stand before the object code in its file
 
 Run = Callable[[int, int], object]  # (address of a job's header, thread number)
 ENTRIES = {  # name -> how many int64 it takes
-    "glassbox_run": 2, "glassbox_lead": 3, "glassbox_serve": 2, "glassbox_weigh": 4, "glassbox_xxh64": 2,
+    "glassbox_run": 2, "glassbox_serve": 2, "glassbox_weigh": 4, "glassbox_xxh64": 2,
 }  # fmt: skip
 
 
@@ -60,7 +60,6 @@ class Kernels(NamedTuple):
     """The compiled functions that Python calls; while one runs, other Python threads do too."""
 
     run: Run
-    lead: Callable[[int, int, int], object]  # team.lead
     serve: Callable[[int, int], object]  # team.serve
     weigh: Callable[[int, int, int, int], object]  # rows.weigh
     xxh64: Callable[[int, int], int]  # rows.xxh64
@@ -209,7 +208,7 @@ def compile_to(path: Path) -> None:
 
     from glassbox.model.kernels import rows, team
 
-    functions = dict(zip(ENTRIES, (team.run, team.lead, team.serve, rows.weigh, rows.xxh64), strict=True))
+    functions = dict(zip(ENTRIES, (team.run, team.serve, rows.weigh, rows.xxh64), strict=True))
     module = None
     for name, function in functions.items():
         kinds = (types.int64,) * function.py_func.__code__.co_argcount

@@ -28,9 +28,9 @@ GROUP: of layers, whose pages are used."""
 # --- fields of a job's header -----------------------------------------------------------------------------------
 (
     PROGRAM, LENGTH, BUFFERS, STRIDES, TOKENS, ROWS, IDS, POSITIONS, TABLES, OUT_ROWS, CLAIMS, DONE, SCRATCH,
-    SCRATCH_STRIDE, LAYER_BYTES, SEE_WIDTH, KV_KIND, THREADS,
-) = range(18)  # fmt: skip
-HEADER = 18
+    SCRATCH_STRIDE, LAYER_BYTES, SEE_WIDTH, KV_KIND, THREADS, SLOTS,
+) = range(19)  # fmt: skip
+HEADER = 19
 
 # --- how work is cut (no effect on any value) -------------------------------------------------------------------
 UNIT_WEIGHTS = 32768  # weights · tokens in a unit of a product: some microseconds

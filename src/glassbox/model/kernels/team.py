@@ -230,11 +230,22 @@ def do_units(job, row, i, op, count, per, units, thread, scratch):
 
 
 @kernel
+def offer(job):
+    """Put the job into the slot of every helper that waits for one."""
+    for i in range(field(job, pr.THREADS) - 1):
+        slot = field(job, pr.SLOTS) + 64 * i
+        if atomic_load(slot) == pr.IDLE:
+            atomic_replace(slot, pr.IDLE, job)
+
+
+@kernel
 def run(job, thread):
     """One thread's part of a job. Returns when every instruction has been claimed and all of them are done."""
     scratch = field(job, pr.SCRATCH) + thread * field(job, pr.SCRATCH_STRIDE)
     done, before = field(job, pr.DONE), 0
     for i in range(field(job, pr.LENGTH)):
+        if thread == 0:  # again and again: a helper that was busy or on its way joins late
+            offer(job)
         row = field(job, pr.PROGRAM) + 8 * pr.FIELDS * i
         op = field(row, pr.OP)
         count = field(job, pr.ROWS) if field(row, pr.OUT) else field(job, pr.TOKENS)
@@ -249,14 +260,6 @@ def run(job, thread):
             atomic_add(done, finished)
         before += units
     wait(done, before)
-
-
-@kernel
-def lead(job, slots, helpers):
-    """The caller's part of a job, which it first offers to every helper that waits at its slot."""
-    for i in range(helpers):
-        atomic_replace(slots + 64 * i, pr.IDLE, job)
-    run(job, 0)
 
 
 @kernel
