@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -194,11 +195,16 @@ class Model:
         encoding = self.tokenizer.encode_segments(rendered.segments)
         return encoding, rendered.clock
 
+    @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Of everything that decides ids."""
+        return tokenizer_digest(self.metadata)
+
     def _provenance(self, clock: datetime | None) -> Provenance:
         template = self.tokenizer.template
         return Provenance(
             model_sha256=self.sha256,
-            tokenizer_sha256=tokenizer_digest(self.metadata),
+            tokenizer_sha256=self.tokenizer_sha256,
             template_sha256=template.digest if template else None,
             engine=self.model.fingerprint,
             glassbox=VERSION,
