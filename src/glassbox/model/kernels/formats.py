@@ -53,20 +53,24 @@ def four(v, mask, scale, offset):
 
 
 @inlined
-def four_products(v, mask, scale, offset, q, apart, a, b, c, d):
-    """`four`, each times the float32 at q, q + apart, …, and added to a, b, c, d."""
+def four_products(v, mask, top, scale, offset, q, apart, a, b, c, d):
+    """`four`, each times the float32 at q, q + apart, …, and added to a, b, c, d. top: a mask for the top byte, or 0
+    where its code stands alone."""
     a, v = in_order(fma8(fma8(float8(and8(v, mask)), scale, offset), broadcast(q), a), v)
     smaller = mul8(scale, splat8(0.00390625))
     b, v = in_order(fma8(fma8(float8(and8(v, mask << 8)), smaller, offset), broadcast(q + apart), b), v)
     smaller = mul8(scale, splat8(1.52587890625e-05))
     c, v = in_order(fma8(fma8(float8(and8(v, mask << 16)), smaller, offset), broadcast(q + 2 * apart), c), v)
-    d, v = in_order(fma8(fma8(float8(and8(right8(v, 24), mask)), scale, offset), broadcast(q + 3 * apart), d), v)
+    last = right8(v, 24)
+    if top:
+        last = and8(last, top)
+    d, v = in_order(fma8(fma8(float8(last), scale, offset), broadcast(q + 3 * apart), d), v)
     return a, b, c, d
 
 
-def of_words(words, mask, halves=True):
+def of_words(words, mask, *, halves=True, top=0):
     """`eight` and `multiply` of a format whose `words(p, s)` hold the codes of the even and of the odd columns, or
-    (`halves` is False) of the first four and the last four."""
+    (`halves` is False) of the first four and the last four. top: a mask that the first word's top byte needs."""
     apart, second = (8, 4) if halves else (4, 16)
 
     @inlined
@@ -83,11 +87,11 @@ def of_words(words, mask, halves=True):
         a, b, c, d, e, f, g, h = accs
         v, w = words(p, s)
         if halves:
-            a, c, e, g = four_products(v, mask, scale, offset, q, apart, a, c, e, g)
-            b, d, f, h = four_products(w, mask, scale, offset, q + second, apart, b, d, f, h)
+            a, c, e, g = four_products(v, mask, top, scale, offset, q, apart, a, c, e, g)
+            b, d, f, h = four_products(w, mask, 0, scale, offset, q + second, apart, b, d, f, h)
         else:
-            a, b, c, d = four_products(v, mask, scale, offset, q, apart, a, b, c, d)
-            e, f, g, h = four_products(w, mask, scale, offset, q + second, apart, e, f, g, h)
+            a, b, c, d = four_products(v, mask, top, scale, offset, q, apart, a, b, c, d)
+            e, f, g, h = four_products(w, mask, 0, scale, offset, q + second, apart, e, f, g, h)
         return a, b, c, d, e, f, g, h
 
     return eight, multiply
@@ -210,8 +214,8 @@ def eight_f32(p, s, scale, offset):
 # scales, eight, multiply, bytes of a block, column groups of a block, sub-blocks of a group
 F32 = (scales_none, *of_numbers(eight_f32), 256, 1, 1)
 F16 = (scales_none, *of_numbers(eight_f16), 128, 1, 1)
-Q4_1 = (scales_affine, *of_words(words_q4_1, 0x0F), 160, 1, 4)
+Q4_1 = (scales_affine, *of_words(words_q4_1, 0x0F, top=0x0F), 160, 1, 4)
 Q5_0 = (scales_q5_0, *of_words(words_q5_0, 0x1F), 176, 1, 4)
 Q8_0 = (scales_q8_0, *of_words(words_q8_0, 0xFF, halves=False), 272, 1, 4)
-Q4_K = (scales_q4_k, *of_words(words_q4_k, 0x0F), 1152, 8, 4)
+Q4_K = (scales_q4_k, *of_words(words_q4_k, 0x0F, top=0x0F), 1152, 8, 4)
 Q6_K = (scales_q6_k, *of_words(words_q6_k, 0x3F), 1680, 16, 2)
