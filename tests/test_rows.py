@@ -8,6 +8,10 @@ import xxhash
 
 from glassbox.generation import logits_hash
 from glassbox.model.kernels.build import load
+from glassbox.model.kernels.program import WEIGHED
+from glassbox.model.sums import sum_rows
+from glassbox.model.threads import Team
+from glassbox.policy.policy import Policy
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 1000, 49152)
 
@@ -39,6 +43,28 @@ def test_extremes() -> None:
     assert weigh(np.array([3e38, -3e38], np.float32), 0, 1.0) == (0.0, pytest.approx(0.0))
     assert weigh(np.array([0.0, -700.0], np.float32), 0, 1.0)[0] == pytest.approx(np.exp(-700.0), rel=1e-12)
     assert np.isnan(weigh(np.array([0.0, -np.inf, 1.0], np.float32), 2, 1.0)[1])
+
+
+@pytest.mark.parametrize("n", [1, 5, 49152, WEIGHED, WEIGHED + 1, 3 * WEIGHED + 7])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_team_sums_rows_as_one_thread_does(n: int, threads: int) -> None:
+    rows = np.random.default_rng(n).standard_normal((4, n)).astype(np.float32) * 4
+    rows[1, -1] = 50.0  # the best stands last
+    rows[2, 0] = np.nan
+    betas = [(1.0, 1.25), (0.5,), (1.0,), ()]
+    found = sum_rows(Team(load(), threads), rows, betas)
+    assert [sorted(f) for f in found] == [[1.0, 1.25], [0.5], [], []]
+    for row, sums in zip(rows, found, strict=True):
+        for beta, both in sums.items():
+            assert both == weigh(row, int(row.argmax()), beta)
+
+
+def test_sums_that_are_known_change_nothing() -> None:
+    row = np.random.default_rng(3).standard_normal(1000).astype(np.float32) * 4
+    policy = Policy(temperature=0.8, top_p=0.9)
+    (sums,) = sum_rows(Team(load(), 2), row[None], [policy.betas])
+    assert list(sums) == [1.0, 1.25]
+    assert policy.shape(row, sums=sums).ledger == policy.shape(row).ledger
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -20,6 +20,7 @@ from glassbox.errors import GlassboxError, OutOfMemory
 from glassbox.generation import Generation, Step
 from glassbox.model.execute import CHUNK, Part
 from glassbox.model.model import AnyModel
+from glassbox.types import F32, Sums
 
 BESIDE = 32  # prompt ids in a pass that also decodes: bounds how long the decodes wait
 MOST_RUNNING = 64
@@ -89,8 +90,12 @@ class Engine:
             counts.append(len(ids) if generation.decoding else int(whole))
             parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids))))
         begin = time.perf_counter_ns()
+        betas = [
+            generation.request.policy.betas for (generation, _), n in zip(chosen, counts, strict=True) for _ in range(n)
+        ]
         try:
             logits = self.model.forward_parts(parts).logits  # [sum of counts, V]
+            sums = self.model.sum_rows(logits, betas)
         except MemoryError:  # nothing of this pass has happened: no cache has grown
             for generation, _ in chosen:
                 self._fail(generation, OutOfMemory("a pass of the model", self._pass_bytes(parts), available_memory()))
@@ -99,18 +104,18 @@ class Engine:
         ends = np.cumsum(counts)
         for (generation, _), count, end in zip(chosen, counts, ends, strict=True):
             if count:
-                self._accept(generation, logits[end - count : end], took)
+                self._accept(generation, logits[end - count : end], took, sums[end - count : end])
             generation.cache.trim()
 
     def _pass_bytes(self, parts: list[Part]) -> int:
         """What the logits of a pass take, the largest of its results."""
         return 4 * self.model.vocab_size * sum(len(p.rows) for p in parts)
 
-    def _accept(self, generation: Generation, rows: np.ndarray, took: int) -> None:
+    def _accept(self, generation: Generation, rows: F32, took: int, sums: list[Sums]) -> None:
         if generation.steps == 0:
             self._remember(generation, whole_pages=True)
         try:
-            generation.accept(rows, took)
+            generation.accept(rows, took, sums)
         except GlassboxError as e:
             self._fail(generation, e)
             return

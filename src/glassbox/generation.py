@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from glassbox.model.kernels.build import load
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
-from glassbox.types import F32
+from glassbox.types import F32, Sums
 
 CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
 
@@ -174,11 +174,11 @@ class Generation:
         if self._started is None:
             self._started = time.perf_counter_ns()
 
-    def accept(self, rows: F32, model_ns: int) -> None:
+    def accept(self, rows: F32, model_ns: int, sums: Sequence[Sums] = ()) -> None:
         """Rows of logits for the last id and each guessed one [n, V] -> tokens, as far as the guesses were right."""
         draft, self._draft = self._draft, []
         for i, row in enumerate(rows):
-            step = self.advance(row, model_ns // len(rows), drafted=i > 0)
+            step = self.advance(row, model_ns // len(rows), drafted=i > 0, sums=sums[i] if sums else None)
             self.inbox.append(step)
             if self.done or i == len(draft) or step.id != draft[i]:
                 break
@@ -191,12 +191,12 @@ class Generation:
         """How many guesses can be of use before a limit ends it."""
         return max(0, min(self.request.max_tokens - self.steps, self._context - len(self.ids)) - 1)
 
-    def advance(self, logits: F32, model_ns: int, drafted: bool = False) -> Step:
+    def advance(self, logits: F32, model_ns: int, drafted: bool = False, sums: Sums | None = None) -> Step:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
-        shaped = r.policy.shape(logits, prompt_ids=self.ids[:n], output_ids=self.ids[n:])
+        shaped = r.policy.shape(logits, prompt_ids=self.ids[:n], output_ids=self.ids[n:], sums=sums)
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)

@@ -13,6 +13,9 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
+Sums = dict[float, tuple[float, float]]
+"""Of one row of logits: inverse temperature -> (sum of w over all but the best, sum of w z), with w = exp(z)."""
+
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, as chat templates expect it
 Messages = Sequence[Message]
 

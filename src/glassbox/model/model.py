@@ -15,10 +15,11 @@ from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec, spec_from_gguf
+from glassbox.model.sums import sum_rows
 from glassbox.model.threads import Team, check_threads, thread_count
 from glassbox.model.transformer import write
 from glassbox.model.weights import load_weights
-from glassbox.types import F32, I64
+from glassbox.types import F32, I64, Sums
 from glassbox.weights.gguf import Gguf
 
 Rows = Literal["last", "all"]
@@ -43,6 +44,7 @@ class AnyModel(Protocol):
 
     def new_cache(self) -> Cache: ...
     def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed: ...
+    def sum_rows(self, logits: F32, betas: Sequence[Sequence[float]]) -> list[Sums]: ...
 
 
 def forward(
@@ -156,6 +158,10 @@ class TransformerModel:
         computed = self._executor(look, length).run(parts)
         points = {name: self._shape(name, value) for name, value in computed.points.items()}
         return Computed(computed.logits[:, : self.spec.vocab], points)
+
+    def sum_rows(self, logits: F32, betas: Sequence[Sequence[float]]) -> list[Sums]:
+        """For each row of logits what its policy will sum, made by all threads together; see sums.py."""
+        return sum_rows(self.team, logits, betas)
 
     def _executor(self, look: frozenset[str], length: int) -> Executor:
         if length > self._ropes.positions:

@@ -109,8 +109,8 @@ def claim_counters(instructions: int, threads: int) -> I64:
     return np.zeros(threads * instructions + 16, np.int64)
 
 
-def run_program(team: Team, program: Program) -> None:
-    """Run instructions that need neither tokens nor buffers."""
+def run_program(team: Team, program: Program, arrays: tuple[object, ...] = ()) -> None:
+    """Run instructions that need neither tokens nor buffers. arrays: what they point to."""
     code = program.array()
     counters, nothing = claim_counters(len(code), team.count), np.zeros(8, np.int64)
     header = np.zeros(pr.HEADER, np.int64)
@@ -118,7 +118,7 @@ def run_program(team: Team, program: Program) -> None:
         code.ctypes.data, len(code), nothing.ctypes.data, nothing.ctypes.data, 1, counters.ctypes.data,
         counters[-1:].ctypes.data,
     ]  # fmt: skip
-    team.run(Job(header, (code, counters, nothing)))
+    team.run(Job(header, (code, counters, nothing, arrays)))
 
 
 def _serve(kernels: Kernels, queue: SimpleQueue[Job | None], slot: I64, thread: int, late: list[Job]) -> None:

@@ -11,14 +11,14 @@ costs more than the exponentials do, and nobody needs more than the weights of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from glassbox.model.kernels.build import load
 from glassbox.policy.ranking import Ranking
-from glassbox.types import F32, F64, I64
+from glassbox.types import F32, F64, I64, Sums
 
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
@@ -37,6 +37,7 @@ class Distribution:
     weighted_z: float  # sum of w z
     ranking: Ranking
     bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
+    sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
 
     @classmethod
@@ -48,13 +49,16 @@ class Distribution:
         ids: I64 | None = None,
         beta: float = 1.0,
         is_sorted: bool = False,
+        sums: Sums | None = None,
     ) -> Distribution:
-        """From logits [n]. -inf leaves the support; NaN and +inf are reported in `bad`."""
+        """From logits [n]. -inf leaves the support; NaN and +inf are reported in `bad`. sums: those known already."""
         top = int(logits.argmax()) if len(logits) else 0  # of a NaN, if there is one
         shift = float(logits[top]) if len(logits) else -math.inf
-        rest, weighted_z = _sums(logits, top, shift, beta) if math.isfinite(shift) else (0.0, math.nan)
+        known = sums or {}
+        finite = math.isfinite(shift)
+        rest, weighted_z = known.get(beta) or (_sums(logits, top, shift, beta) if finite else (0.0, math.nan))
         ranking = Ranking(logits, is_sorted=is_sorted)
-        made = cls(vocab, ids, logits, top, shift, beta, rest, weighted_z, ranking)
+        made = cls(vocab, ids, logits, top, shift, beta, rest, weighted_z, ranking, sums=known)
         if weighted_z == weighted_z:
             return made
         # Something is not finite. (A -inf shows as the NaN that 0 times -inf adds to the second sum.)
@@ -69,7 +73,7 @@ class Distribution:
     def tempered(self, temperature: float) -> Distribution:
         """The same ids in the same order, with z divided by T > 0."""
         beta = min(self.beta / temperature, _MAX_BETA)
-        rest, weighted_z = _sums(self.logits, self.top, self.shift, beta)
+        rest, weighted_z = self.sums.get(beta) or _sums(self.logits, self.top, self.shift, beta)
         return Distribution(
             self.vocab, self.ids, self.logits, self.top, self.shift, beta, rest, weighted_z, self.ranking
         )

@@ -21,7 +21,7 @@ from glassbox.policy import temperature, truncate
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.ledger import Candidate, LedgerRow, first_row, row
 from glassbox.policy.step import Past, Step, whole
-from glassbox.types import F32, F64
+from glassbox.types import F32, F64, Sums
 
 __all__ = ["DEFAULT_ORDER", "RAW", "Candidate", "LedgerRow", "Policy", "Shaped", "Step", "shape"]
 
@@ -73,9 +73,18 @@ class Policy:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    def shape(self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Shaped:
-        """Run the steps over one row of logits, float32 [V]."""
-        return shape(self.steps, logits, Past(prompt_ids, output_ids))
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """The inverse temperatures at which it will weigh the model's own logits."""
+        first = self.steps[0] if self.steps else None
+        return (1.0, 1.0 / first.temperature) if isinstance(first, temperature.Temperature) else (1.0,)
+
+    def shape(
+        self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (),
+        sums: Sums | None = None,
+    ) -> Shaped:  # fmt: skip
+        """Run the steps over one row of logits, float32 [V]. sums: of these logits, where somebody has them already."""
+        return shape(self.steps, logits, Past(prompt_ids, output_ids), sums)
 
     def __repr__(self) -> str:
         return f"Policy({' → '.join(self._describe(name) for name in self.order)})"
@@ -183,10 +192,10 @@ class Shaped:
 
 
 @_QUIET
-def shape(steps: Sequence[Step], logits: npt.ArrayLike, past: Past | None = None) -> Shaped:
+def shape(steps: Sequence[Step], logits: npt.ArrayLike, past: Past | None = None, sums: Sums | None = None) -> Shaped:
     """Run any steps, in the order given. `Policy.shape` is this with the policy's own."""
     given = _one_row(logits)
-    raw = _checked(Distribution.weigh(given, vocab=len(given)), RAW, "the forward pass")
+    raw = _checked(Distribution.weigh(given, vocab=len(given), sums=sums), RAW, "the forward pass")
     stages, ledger = [raw], [first_row(RAW, raw)]
     for step in steps:
         after = _checked(step(stages[-1], past or Past()), step.name, f"policy step {step.name!r}")

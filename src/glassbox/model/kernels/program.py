@@ -15,7 +15,7 @@ import numpy as np
 from glassbox.types import I64
 
 # --- operations -------------------------------------------------------------------------------------------------
-EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER, PACK = range(12)
+EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER, PACK, WEIGH = range(13)
 
 # --- fields of an instruction -----------------------------------------------------------------------------------
 OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS, GROUP = range(15)
@@ -42,6 +42,8 @@ PATIENCE = SPINS + 5000  # looks before a helper without a job goes to sleep: a 
 
 # --- what stands in a helper's slot, if not the address of a job -------------------------------------------------
 IDLE, ASLEEP, AWAKE = 0, -1, -2  # it waits in compiled code, in Python, or has been woken there
+
+WEIGHED = 65536  # logits that are summed as one block (part of the contract: rows.weigh)
 
 SILU, GELU = 0, 1
 
@@ -133,6 +135,10 @@ class Program:
     def pack(self, w: Matrix, raw: int, row_bytes: int) -> None:
         """Write the matrix's tiles from the file's rows at address `raw` (a multiple of eight of them)."""
         self._add(PACK, weight=w.address, extra=raw, src2=row_bytes, k=w.layout, n=w.columns, m=w.rows // 8, free=1)
+
+    def weigh(self, blocks: int, count: int) -> None:
+        """Do `count` blocks of rows.weigh_block; `blocks` is the address of their arguments, int64 [count, 4]."""
+        self._add(WEIGH, weight=blocks, m=count, free=1)
 
     def gather(self, dst: int, src: int, width: int) -> None:
         """The output rows of `src`, one after another."""

@@ -7,6 +7,7 @@ over the row costs a third of numpy's six.
 from __future__ import annotations
 
 from glassbox.model.kernels.formats import inlined, kernel
+from glassbox.model.kernels.program import WEIGHED
 from glassbox.model.kernels.simd import copy4, load_i64, load_u32
 from glassbox.model.kernels.simd64 import (
     add4d,
@@ -74,20 +75,20 @@ def add_four(p, shift, beta, keep, skip, rest, weighted):
 
 
 @kernel
-def weigh(logits, n, top, out):
+def weigh_block(logits, n, top, out):
     """Sums over float32 logits [n]: out[0] = Σ w over all but position `top`, out[1] = Σ w·z, in four lanes.
 
     w = e**z, z = (logit − shift)·beta ≤ 0; out[0] and out[1] hold shift and beta beforehand. A logit of −inf makes the
-    second sum NaN. out has room for six float64.
+    second sum NaN. `top` may lie outside. out has room for six float64.
     """
     shift, beta = splat4d(load_f64(out)), splat4d(load_f64(out + 8))
     rest, weighted = zero4d(), zero4d()
     whole, at = n // 4 * 4, top // 4 * 4  # the last few that are no four, and the four with `top`, go apart
-    for i in range(0, min(at, whole), 4):
+    for i in range(0, max(0, min(at, whole)), 4):
         rest, weighted = add_four(logits + 4 * i, shift, beta, 4, -1, rest, weighted)
-    if at < whole:  # the z of `top` is 0, so only the first sum has to leave it out
+    if 0 <= at < whole:  # the z of `top` is 0, so only the first sum has to leave it out
         rest, weighted = add_four(logits + 4 * at, shift, beta, 4, top - at, rest, weighted)
-    for i in range(at + 4, whole, 4):
+    for i in range(max(0, at + 4), whole, 4):
         rest, weighted = add_four(logits + 4 * i, shift, beta, 4, -1, rest, weighted)
     if whole < n:
         for j in range(4):  # repeat the first of them, and drop the lanes again
@@ -95,6 +96,20 @@ def weigh(logits, n, top, out):
         rest, weighted = add_four(out + 16, shift, beta, n - whole, top - whole, rest, weighted)
     store_f64(out, sum4d(rest))
     store_f64(out + 8, sum4d(weighted))
+
+
+@kernel
+def weigh(logits, n, top, out):
+    """The sums of a whole row: those of its blocks of WEIGHED, added in order. So threads may share a row."""
+    shift, beta = load_f64(out), load_f64(out + 8)
+    rest = weighted = 0.0
+    for begin in range(0, n, WEIGHED):
+        store_f64(out, shift)
+        store_f64(out + 8, beta)
+        weigh_block(logits + 4 * begin, min(WEIGHED, n - begin), top - begin, out)
+        rest, weighted = rest + load_f64(out), weighted + load_f64(out + 8)
+    store_f64(out, rest)
+    store_f64(out + 8, weighted)
 
 
 # XXH64 (Y. Collet, xxhash specification): these are its five primes, as signed 64-bit numbers

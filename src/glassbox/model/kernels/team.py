@@ -16,6 +16,7 @@ from glassbox.model.kernels import program as pr
 from glassbox.model.kernels.attention import attend, store_kv
 from glassbox.model.kernels.formats import kernel
 from glassbox.model.kernels.packing import pack_tiles
+from glassbox.model.kernels.rows import weigh_block
 from glassbox.model.kernels.simd import (
     atomic_add,
     atomic_load,
@@ -98,6 +99,8 @@ def per_unit(op, count, columns):
 def unit_count(op, count, per, m, group):
     if op == pr.MATMUL or op == pr.PACK:
         return (m + per - 1) // per
+    if op == pr.WEIGH:
+        return m
     if op == pr.ATTEND:
         return m * ((count * group + per - 1) // per)
     return (count + per - 1) // per
@@ -204,6 +207,9 @@ def do_unit(job, row, op, count, per, unit, scratch):
         do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
     elif op == pr.PACK:
         do_pack(row, unit * per, per)
+    elif op == pr.WEIGH:
+        block = field(row, pr.WEIGHT) + 32 * unit
+        weigh_block(load_i64(block), load_i64(block + 8), load_i64(block + 16), load_i64(block + 24))
     elif op == pr.ATTEND:
         do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
     else:
