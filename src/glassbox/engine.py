@@ -22,7 +22,7 @@ from glassbox.model.execute import CHUNK, Part
 from glassbox.model.model import AnyModel
 from glassbox.types import F32, Sums
 
-BESIDE = 32  # prompt ids in a pass that also decodes: bounds how long the decodes wait
+BESIDE = 64  # prompt ids in a pass that also decodes: bounds how long the decodes wait
 MOST_RUNNING = 64
 
 
