@@ -19,6 +19,7 @@ from glassbox.model.bigram import METADATA, TOKENS, BigramModel
 from glassbox.model.execute import Computed, Part
 from glassbox.policy.policy import Policy
 from glassbox.text.tokenizer import Tokenizer
+from glassbox.types import F32, Sums
 
 GREEDY = Policy(temperature=0)
 

@@ -1,4 +1,4 @@
-"""A small SIMD vocabulary for numba: eight float32 or int32 lanes, raw addresses, atomics.
+"""A small SIMD vocabulary for numba: eight float32 or int32 lanes, raw addresses.
 
 Addresses are plain int64: numba's arrays bring bounds, strides and wrap-around indices that cost more than the work.
 Every word here is one machine instruction or a fixed handful of them, and none may be reordered or contracted by the
@@ -366,37 +366,3 @@ def store_transposed(b, p, stride, *v):
                 lanes[i + half] = b.shuffle_vector(x, y, ir.Constant(IV, high))
     for i in range(LANES):
         store_at(b, b.add(p, b.mul(stride, ir.Constant(I64, i))), lanes[i], 4)
-
-
-# --- threads ----------------------------------------------------------------------------------------------------
-
-
-@word_of(types.int64, types.int64, types.int64)
-def atomic_add(b, p, n):
-    """Add n to the int64 at p; returns what was there before."""
-    return b.atomic_rmw("add", _at(b, p, I64), n, "seq_cst")
-
-
-@word_of(types.int64, types.int64)
-def atomic_load(b, p):
-    return b.load_atomic(_at(b, p, I64), "seq_cst", 8)
-
-
-@word_of(types.int64, types.int64, types.int64, types.int64)
-def atomic_replace(b, p, old, new):
-    """Put `new` at p if `old` is there; returns what was there."""
-    return b.extract_value(b.cmpxchg(_at(b, p, I64), old, new, "seq_cst", "seq_cst"), 0)
-
-
-@word_of(types.void)
-def pause(b):
-    """Tell the core that this is a spin."""
-    name = {"x86_64": "llvm.x86.sse2.pause"}.get(b.module.triple.split("-")[0])
-    if name is not None:
-        b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), []), name), [])
-
-
-@word_of(types.void)
-def give_way(b):
-    """Let another thread have this core (POSIX sched_yield)."""
-    b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(I32, []), "sched_yield"), [])

@@ -13,19 +13,12 @@ from glassbox.model.kernels import elementwise as ew
 from glassbox.model.kernels import formats as fm
 from glassbox.model.kernels import matmul as mm
 from glassbox.model.kernels import program as pr
+from glassbox.model.kernels.atomics import atomic_add, atomic_load, atomic_replace, give_way, pause
 from glassbox.model.kernels.attention import attend, store_kv
 from glassbox.model.kernels.formats import kernel
 from glassbox.model.kernels.packing import pack_tiles
 from glassbox.model.kernels.rows import weigh_block
-from glassbox.model.kernels.simd import (
-    atomic_add,
-    atomic_load,
-    atomic_replace,
-    give_way,
-    load1,
-    load_i64,
-    pause,
-)
+from glassbox.model.kernels.simd import load1, load_i64
 
 one_f32, tile_f32 = mm.one_token(*fm.F32), mm.decode_tile(*fm.F32)
 one_f16, tile_f16 = mm.one_token(*fm.F16), mm.decode_tile(*fm.F16)
