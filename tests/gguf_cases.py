@@ -54,6 +54,7 @@ BAD: dict[str, tuple[bytes, str, int]] = {
     "TENSORS_BAD_NAME_SIZE": (build([AB], [tensor("t" * 64, [1])], bytes(4)), "tensor 0 name", AFTER_AB),
     "TENSORS_BAD_N_DIMS": (build([AB], [tensor("t", [1] * 5)], bytes(4)), "t", AFTER_AB),
     "TENSORS_BAD_SHAPE": (build([AB], [tensor("t", [MAX64])], bytes(4)), "t shape", AFTER_AB),
+    "TENSORS_ZERO_DIM": (build([AB], [tensor("t", [0, 5])]), "t shape", AFTER_AB),  # case C11-01; llama.cpp takes it
     "TENSORS_NE_TOO_BIG": (build([AB], [tensor("t", [1 << 40, 1 << 40])], bytes(4)), "t shape", AFTER_AB),
     "TENSORS_NBYTES_TOO_BIG": (build([AB], [tensor("t", [(1 << 63) - 1])], bytes(4)), "t data", AFTER_AB),
     "TENSORS_NBYTES_PAD_WRAP": (build([AB], [tensor("t", [(1 << 62) - 1])], bytes(4)), "t data", AFTER_AB),
@@ -115,7 +116,6 @@ GOOD: dict[str, bytes] = {
     "HEADER_EMPTY": build(),
     "KV_SUCCESS": build([AB]),
     "TENSORS_SUCCESS": build([AB], [tensor("t", [8]), tensor("u", [3], offset=32)], bytes(44)),
-    "TENSORS_ZERO_DIM": build([AB], [tensor("t", [0, 5])]),
     "TENSORS_CUSTOM_ALIGN": build([align(1)], [tensor("t", [3], F16), tensor("u", [1], offset=6)], bytes(10), align=1),
     "DATA_SUCCESS": build([AB], [tensor("t", [32, 2], Q8_0)], bytes(68)),
     "DATA_CUSTOM_ALIGN": build([align(64)], [tensor("t", [3]), tensor("u", [1], offset=64)], bytes(68), align=64),

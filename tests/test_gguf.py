@@ -33,6 +33,21 @@ def opened(tmp_path: Path) -> Callable[[bytes], Gguf]:
     return write_and_read
 
 
+# What the reference implementation's test (test-gguf.cpp) makes by hand; a dimension of 0 it takes, C11-01 does not.
+THEIRS = {
+    "HEADER": "BAD_MAGIC BAD_VERSION_0 BAD_VERSION_1 BAD_VERSION_FUTURE BAD_N_TENSORS BAD_N_KV",
+    "KV": "BAD_KEY_SIZE EMPTY_KEY BAD_TYPE DUPLICATE_KEY BAD_ALIGN WRONG_TYPE_ALIGN",
+    "TENSORS": "BAD_NAME_SIZE BAD_N_DIMS BAD_SHAPE ZERO_DIM NE_TOO_BIG NBYTES_TOO_BIG NBYTES_PAD_WRAP BAD_TYPE "
+    "BAD_OFFSET DUPLICATE_NAME BAD_ALIGN INCONSISTENT_ALIGN",
+    "DATA": "NOT_ENOUGH_DATA BAD_ALIGN INCONSISTENT_ALIGN MEM_SIZE_OVERFLOW",
+}
+
+
+def test_every_faulty_file_of_the_reference_is_here() -> None:
+    theirs = {f"{part}_{name}" for part, names in THEIRS.items() for name in names.split()}
+    assert len(theirs) == 28 and theirs == {name for name in BAD if name.isupper()}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_faulty_file_is_refused_quickly_by_field_and_offset(opened: Callable[[bytes], Gguf], name: str) -> None:
     raw, field, offset = BAD[name]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from glassbox.errors import ModelNotFound
+from glassbox.errors import GlassboxError, ModelFormatError, ModelNotFound
 from glassbox.weights.known import KNOWN
-from glassbox.weights.source import known_models, pull, resolve
+from glassbox.weights.source import cached_models, known_models, pull, resolve
 
 
 def test_the_table_holds_the_models_of_the_design() -> None:
@@ -197,3 +197,85 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, monkeypatch: pytest
     path = resolve("hf:some/two/sub/b.gguf")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert resolve("hf:some/two/sub/b.gguf") == path
+
+
+SHARDS = {f"model-0000{i}-of-00002.safetensors": bytes([i]) * 100 for i in (1, 2)}
+FOLDER = {
+    "config.json": b'{"model_type": "llama"}',
+    "generation_config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "tokenizer_config.json": b"{}",
+}
+ASIDE = {"README.md": b"# hello", "pytorch_model.bin": b"PK", "onnx/model.onnx": b"", "original/x.safetensors": b"1"}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("find", [resolve, pull])
+def test_a_repository_of_safetensors_is_fetched_as_a_folder(hub: Hub, find: Any) -> None:
+    hub.repos["some/safe"] = FOLDER | ASIDE | {"model.safetensors": b"x" * 1000}
+    told: list[tuple[str, int, int | None]] = []
+    path = find("hf:some/safe", progress=lambda *now: told.append(now))
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == FOLDER | {"model.safetensors": b"x" * 1000}
+    assert told[-1] == ("downloading model.safetensors", 1000, 1000)
+    assert ("hf:some/safe", 1000) in cached_models()
+
+
+@pytest.mark.timeout(60)
+def test_shards_are_those_that_the_index_names(hub: Hub) -> None:
+    index = json.dumps({"weight_map": {**dict(zip("ab", SHARDS, strict=True))}}).encode()
+    wanted = FOLDER | SHARDS | {"model.safetensors.index.json": index}
+    hub.repos["some/shards"] = wanted | ASIDE | {"model-00001-of-00009.safetensors": b"old"}
+    path = resolve("hf:some/shards")
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == wanted
+    assert ("hf:some/shards", 200) in cached_models()
+
+
+@pytest.mark.timeout(60)
+def test_a_hostile_index_fetches_nothing_else(hub: Hub) -> None:
+    index = json.dumps({"weight_map": {"a": "../one/one.Q8_0.gguf"}}).encode()
+    hub.repos["some/bad"] = FOLDER | {"model.safetensors.index.json": index}
+    with pytest.raises(ModelFormatError, match=r"only a \.safetensors file in this folder"):
+        resolve("hf:some/bad")
+    assert not [line for line in hub.asked if "Q8_0" in line]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "LoRA adapter"),
+        ({"config.json": b"{}", "pytorch_model.bin": b"PK"}, "PyTorch pickle"),
+        ({"model.safetensors": b""}, r"no config\.json with model\.safetensors"),
+    ],
+)
+def test_a_repository_of_something_else(hub: Hub, files: dict[str, bytes], words: str) -> None:
+    hub.repos["some/else"] = files
+    with pytest.raises(GlassboxError, match=words) as caught:
+        resolve("hf:some/else")
+    assert "hf:some/else" in str(caught.value)
+    assert not [line for line in hub.asked if "/resolve/" in line]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["hf:some/split", "hf:some/split/m-00002-of-00002.gguf"])
+def test_all_parts_of_a_split_file_are_fetched(hub: Hub, name: str) -> None:
+    parts = {f"m-0000{i}-of-00002.gguf": bytes([i]) * 50 for i in (1, 2)}
+    hub.repos["some/split"] = parts | {"README.md": b""}
+    path = resolve(name)
+    assert path.name == "m-00001-of-00002.gguf"
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == parts
+    asked = len(hub.asked)
+    resolve("hf:some/split/m-00001-of-00002.gguf")
+    assert not [line for line in hub.asked[asked:] if line.startswith("GET")]
+
+
+@pytest.mark.timeout(60)
+def test_a_part_that_the_repository_lacks(hub: Hub) -> None:
+    hub.repos["some/split"] = {"m-00001-of-00002.gguf": b"GGUF"}
+    with pytest.raises(ModelNotFound, match="holds no such file"):
+        resolve("hf:some/split")
+
+
+def test_an_empty_cache_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    assert cached_models() == []

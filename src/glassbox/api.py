@@ -14,21 +14,25 @@ from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
-from glassbox.errors import ModelNotFound, PromptError
+from glassbox.errors import ParameterError, PromptError
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import Policy
-from glassbox.provenance import file_digest, tokenizer_digest
+from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.stream import Stream
+from glassbox.text.absent import WHY, NoTokenizer
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION
-from glassbox.weights.gguf import Gguf, read_gguf
+from glassbox.weights.gguf import Gguf
+from glassbox.weights.hf import Folder, eos_ids, has_tokenizer
+from glassbox.weights.kinds import refuse_what_is_no_model
 from glassbox.weights.known import Progress
+from glassbox.weights.opening import open_checkpoint
 from glassbox.weights.source import resolve
 
 if TYPE_CHECKING:
@@ -42,7 +46,8 @@ def load(
     name: str | Path = "smollm2-135m", *, threads: int | None = None, kv: str = "f32", kv_limit: int | None = None,
     announce: Announce | None = None, progress: Progress | None = None,
 ) -> Model:  # fmt: skip
-    """A model by name ("smollm2-135m", "bigram", "hf:owner/repo") or path to a .gguf file.
+    """A model by name ("smollm2-135m", "bigram", "hf:owner/repo"), or by path: a .gguf file, or a folder with
+    config.json and safetensors.
 
     threads: default GLASSBOX_THREADS or the physical cores. kv: how keys and values are kept, "f32" (exact), "f16" or
     "q8"; kv_limit: bytes they may take together. announce hears of slow first steps, progress of downloads.
@@ -51,27 +56,52 @@ def load(
     called, limit = check.model_name(name), check.bytes_limit("kv_limit", kv_limit)
     if called == "bigram":
         return Model("bigram", BigramModel(announce), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
-    file = _open(name, progress)
-    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
-    tokenizer = Tokenizer.from_gguf(file.metadata)
-    return Model(called, transformer, tokenizer, file.metadata, file_digest(file.path), file.path)
+    file = open_checkpoint(resolve(called, progress=progress))
+    refuse_what_is_no_model(file)
+    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)  # type: ignore[arg-type]
+    return Model(called, transformer, tokenizer_of(file), said_by(file), model_digest(file.files), file.path)
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a GGUF file, which may hold a vocabulary and no weights. Raises as `load` does."""
-    return Tokenizer.from_gguf(metadata_of(name))
+    """The tokenizer of a model, or of a file that holds a vocabulary and no weights: a .gguf, a tokenizer.json or a
+    tokenizer.model. Raises as `load` does.
+    """
+    path = _path_of(name)
+    if path is None:
+        return Tokenizer.from_gguf(METADATA)
+    return Tokenizer.from_folder(path) if _of_folder(path) else Tokenizer.from_gguf(open_checkpoint(path).metadata)  # type: ignore[attr-defined]
 
 
 def metadata_of(name: str | Path) -> Mapping[str, Any]:
-    """The metadata of a model's file. Raises as `load` does."""
-    return METADATA if str(name) == "bigram" else _open(name, None).metadata
+    """The metadata of a model's file, or what a folder says under the same keys. Raises as `load` does."""
+    path = _path_of(name)
+    if path is None:
+        return METADATA
+    if _of_folder(path):
+        return folder_metadata(path if path.is_dir() else path.parent, {})
+    return open_checkpoint(path).metadata
 
 
-def _open(name: str | Path, progress: Progress | None) -> Gguf:
-    path = resolve(str(name), progress=progress)
-    if path.is_dir():
-        raise ModelNotFound(str(name), "is a folder; only .gguf files can be loaded so far")
-    return read_gguf(path)
+def _of_folder(path: Path) -> bool:
+    """Whether a path is of a folder as transformers writes it, or of the tokenizer in one."""
+    return path.is_dir() or path.name in ("tokenizer.json", "tokenizer.model")
+
+
+def _path_of(name: str | Path) -> Path | None:
+    """None for what is built in."""
+    return None if str(name) == "bigram" else resolve(str(name))
+
+
+def said_by(file: Gguf | Folder) -> Mapping[str, Any]:
+    """The metadata of a GGUF file, or what a folder says under the same keys."""
+    return folder_metadata(file.path, file.generation_config) if isinstance(file, Folder) else file.metadata
+
+
+def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
+    """Of a folder that holds none, a NoTokenizer. Raises as `load` does."""
+    if isinstance(file, Gguf):
+        return Tokenizer.from_gguf(file.metadata)
+    return Tokenizer.from_folder(file.path) if has_tokenizer(file.path) else NoTokenizer(eos_ids(file))  # type: ignore[attr-defined]
 
 
 class Model:
@@ -151,13 +181,16 @@ class Model:
         text, talk, listed = check.one_prompt(prompt, messages, ids, vocab_size)
         encoding, clock = self._encoded(text, talk, listed, check.clock("now", now))
         check_ids(self.model, encoding.ids, 0)
+        stops = check.string_list("stop", stop)
+        if stops and not len(self.tokenizer.vocab):
+            raise ParameterError("stop", stop, f"left out: {WHY}")
         request = Request(
             model=self.name,
             encoding=encoding,
             policy=check.policy_or_default(policy),
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
-            stop=check.string_list("stop", stop),
+            stop=stops,
             stop_ids=tuple(check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)),
             ignore_eos=check.flag("ignore_eos", ignore_eos),
             reuse=check.flag("reuse", reuse),
@@ -190,7 +223,8 @@ class Model:
     def _chat(self, messages: Messages, now: datetime | None) -> tuple[Encoding, datetime | None]:
         template = self.tokenizer.template
         if template is None:
-            raise PromptError(f"{self.name} has no chat template; give the prompt as text", param="messages")
+            why = f"{self.name} has no chat template; give the prompt as text" if len(self.tokenizer.vocab) else WHY
+            raise PromptError(why, param="messages")
         rendered = template.render(messages, now=now)
         encoding = self.tokenizer.encode_segments(rendered.segments)
         return encoding, rendered.clock

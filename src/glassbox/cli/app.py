@@ -32,6 +32,7 @@ app.command("show")(runs.show)
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull_model)
 app.command("models")(models.models)
+app.command("show-model")(models.show_model)
 app.command("bench")(bench.bench)
 
 

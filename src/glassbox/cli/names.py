@@ -56,7 +56,7 @@ class Names:
 
         name = self._run.model
         try:
-            here = any(m.pulled for m in known_models() if m.name == name) or name == "bigram" or os.path.isfile(name)
+            here = any(m.pulled for m in known_models() if m.name == name) or name == "bigram" or os.path.exists(name)
             if here and tokenizer_digest(metadata_of(name)) == self._run.provenance.tokenizer_sha256:
                 return load_tokenizer(name).vocab
         except (GlassboxError, OSError):

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 WIDTH = 80  # columns when the output is not a terminal and COLUMNS does not say
 
 ModelOption = typer.Option(
-    "smollm2-135m", "--model", "-m", help="A known name (glassbox models), a .gguf file, hf:owner/repo, or bigram."
+    "smollm2-135m",
+    "--model",
+    "-m",
+    help="A known name (glassbox models), a .gguf file, a folder, hf:owner/repo, or bigram.",
 )
 StoreOption = typer.Option(None, "--store", metavar="FILE", help="Trace store. Default: in your data folder.")
 JsonOption = typer.Option(False, "--json", help="Print one JSON object instead.")

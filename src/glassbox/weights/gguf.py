@@ -1,75 +1,75 @@
-"""An open GGUF file. Comes in: a path. Goes out: `Gguf`: its metadata, where each tensor lies, the tensors' bytes.
+"""An open GGUF file, or one that was split. Comes in: a path. Goes out: `Gguf`: its metadata, where each tensor lies,
+the tensors' bytes.
 
-Bytes are read, not mapped: a file that somebody cuts short would kill the process that touches what is gone. It does
-not decode weights (see quant.py) nor interpret metadata; header.py parses.
+It does not decode weights (see quant.py) nor interpret metadata; header.py parses, split.py finds the other parts.
 """
 
 from __future__ import annotations
 
-import io
-import stat
-import threading
-import weakref
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from glassbox.errors import ModelFormatError, ModelNotFound
-from glassbox.types import U8
-from glassbox.weights.header import SHRUNK, Header, TensorInfo, fill
+from glassbox.weights.checkpoint import OpenFile, Stored, unreadable
+from glassbox.weights.header import Header, TensorInfo
+from glassbox.weights.split import check_part, parts_of
 
 
-class Gguf:
+class Gguf(Stored):
     """An open file: `metadata` is a plain dict, `tensors` says where each lies, `raw` gives the bytes."""
 
-    def __init__(self, path: Path, file: io.FileIO, metadata: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
-        self.path, self.metadata, self.tensors = path, metadata, tensors
-        self._file, self._lock = file, threading.Lock()  # the file has one position
-        weakref.finalize(self, file.close)
+    config = None  # what a folder has
+    generation_config: Mapping[str, Any] = {}
 
-    def raw(self, name: str) -> U8:
-        """The tensor's bytes as they lie in the file, uint8 [nbytes]."""
-        out: U8 = np.empty(self.tensors[name].nbytes, np.uint8)
-        self.read(name, 0, out)
-        return out
-
-    def read(self, name: str, at: int, into: U8) -> None:
-        """Fill `into` with the tensor's bytes from `at` on. Raises ModelFormatError where the file was cut short."""
-        begin = self.tensors[name].offset + at
-        try:
-            with self._lock:
-                got = fill(self._file, begin, into.data)
-        except OSError as e:
-            raise _unreadable(self.path, e) from None
-        if got < len(into):
-            raise ModelFormatError(SHRUNK, field=f"{name} data", offset=begin + got, path=str(self.path))
+    def __init__(
+        self, files: Sequence[Path], metadata: dict[str, Any], homes: Mapping[str, tuple[TensorInfo, OpenFile]]
+    ) -> None:
+        super().__init__(files[0], files, homes)
+        self.metadata = metadata
 
     def __repr__(self) -> str:
         return f"<Gguf {self.path.name}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
 
 
+_Part = tuple[OpenFile, dict[str, Any], dict[str, TensorInfo]]
+
+
 def read_gguf(path: str | Path) -> Gguf:
-    """Open and check a GGUF file. Raises ModelNotFound or ModelFormatError (with field and offset)."""
+    """Open and check a GGUF file; given any part of a split one, all of it.
+
+    Raises ModelNotFound or ModelFormatError (with field and offset).
+    """
     path = Path(path)
+    given = _open(path)
+    paths = parts_of(path, given[1])
+    if len(paths) == 1:
+        return Gguf(paths, given[1], {name: (info, given[0]) for name, info in given[2].items()})
+    parts = [given if p == path else _open_other(p, i, len(paths)) for i, p in enumerate(paths)]
+    homes: dict[str, tuple[TensorInfo, OpenFile]] = {}
+    for file, _, tensors in parts:
+        for name, info in tensors.items():
+            if name in homes:
+                why = f"stands in {homes[name][1].path.name} too"
+                raise ModelFormatError(why, field=name, offset=info.offset, path=str(file.path))
+            homes[name] = (info, file)
+    for i, (file, metadata, _) in enumerate(parts):
+        check_part(file.path, metadata, i, len(parts), len(homes))
+    return Gguf(paths, parts[0][1], homes)
+
+
+def _open(path: Path) -> _Part:
+    file = OpenFile(path, "a GGUF file")
     try:
-        mode = path.stat().st_mode  # asked first: to open a pipe would wait for ever
-        if not stat.S_ISREG(mode):
-            what = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
-            raise ModelNotFound(str(path), f"is {what}, not a GGUF file")
-        with ExitStack() as unless_kept:
-            file = unless_kept.enter_context(io.FileIO(path))
-            gguf = Gguf(path, file, *Header(file).read())
-            unless_kept.pop_all()
-            return gguf
-    except FileNotFoundError:
-        raise ModelNotFound(str(path), "no such file") from None
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
-        raise _unreadable(path, e) from None
+        metadata, tensors = Header(file.file).read()
+    except OSError as e:
+        raise unreadable(path, e) from None
     except ModelFormatError as e:
         raise ModelFormatError(e.why, field=e.field, offset=e.offset, path=str(path)) from None
+    return file, metadata, tensors
 
 
-def _unreadable(path: Path, e: Exception) -> ModelNotFound:
-    return ModelNotFound(str(path), f"cannot be read ({getattr(e, 'strerror', None) or e})")
+def _open_other(path: Path, no: int, count: int) -> _Part:
+    if not path.exists():
+        raise ModelNotFound(str(path), f"no such file: it is part {no + 1} of {count}")
+    return _open(path)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import ModelFormatError
-from glassbox.weights.quant import FORMATS, Format, format_by_code
+from glassbox.weights.foreign import GONE, ggml_format
+from glassbox.weights.quant import FORMATS, Format
 
 MAGIC = b"GGUF"
 MAX_STRING = 1 << 30
@@ -211,12 +212,14 @@ class Header:
         if n_dims > MAX_DIMS:
             raise self.fail(name, f"has {n_dims} dimensions, at most {MAX_DIMS} are allowed", at)
         dims = [self.u64(f"{name} shape") for _ in range(n_dims)]
+        if 0 in dims:
+            raise self.fail(f"{name} shape", f"{dims} has no elements", at)
         code_at = self.at
         code = self.u32(f"{name} format")
-        fmt = format_by_code(code)
+        fmt = ggml_format(code)
         if fmt is None:
-            known = ", ".join(FORMATS)
-            raise self.fail(f"{name} format", f"code {code} is not supported (known: {known})", code_at)
+            what = f"{GONE[code]} (code {code})" if code in GONE else f"code {code}"
+            raise self.fail(f"{name} format", f"{what} is not supported (known: {', '.join(FORMATS)})", code_at)
         count = 1
         for d in dims:
             count *= d

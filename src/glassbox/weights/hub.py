@@ -1,4 +1,4 @@
-"""Fetches a file through huggingface_hub. Comes in: hf:owner/repo[/file.gguf]. Goes out: a path in its cache.
+"""Fetches models through huggingface_hub. Comes in: hf:owner/repo[/file.gguf]. Goes out: a path in its cache.
 
 The library is imported here alone, and only when a name asks for it. HF_ENDPOINT and the like are honoured.
 """
@@ -9,22 +9,29 @@ import inspect
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from glassbox.errors import ModelNotFound
+from glassbox.errors import GlassboxError, ModelNotFound
+from glassbox.weights.hf import CONFIG, GENERATION, INDEX, TOKENIZER, WHOLE, shards_of
+from glassbox.weights.kinds import refuse_adapter, refuse_other_weights
 from glassbox.weights.known import Progress
+from glassbox.weights.split import part_names
 
 PREFIX = "hf:"
 
 
 def fetch(name: str, progress: Progress) -> Path:
-    """The file that `name` means, downloaded unless the hub's cache has it."""
+    """The file or folder that `name` means, downloaded unless the hub's cache has it.
+
+    Of a repository its only .gguf (all parts of it, where it was split), else config.json, tokenizer and safetensors.
+    """
     owner, _, rest = name.removeprefix(PREFIX).partition("/")
     repo, _, file = rest.partition("/")
     if not owner or not repo:
@@ -34,17 +41,63 @@ def fetch(name: str, progress: Progress) -> Path:
     except ImportError:
         raise ModelNotFound(name, "needs the package huggingface-hub: pip install huggingface-hub") from None
     endpoint = os.environ.get("HF_ENDPOINT") or None  # the library reads it once, when it is imported
+    called = f"{owner}/{repo}"
+    get = partial(_download, huggingface_hub, called, endpoint, progress)
     with _one_sentence(name), _quiet():
-        if not file or not isinstance(huggingface_hub.try_to_load_from_cache(f"{owner}/{repo}", file), str):
+        files = part_names(file) if file else []
+        if not files or not all(isinstance(huggingface_hub.try_to_load_from_cache(called, f), str) for f in files):
             _reach(name, endpoint or huggingface_hub.constants.ENDPOINT)
         if not file:
             progress("asking the hub", 0, None)
-            file = _only_gguf(name, huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(f"{owner}/{repo}"))
-        bar = _bar(f"downloading {file}", progress)
-        # Older versions of the library draw a bar of their own and take no other.
-        takes_bar = "tqdm_class" in inspect.signature(huggingface_hub.hf_hub_download).parameters
-        options: dict[str, Any] = {"tqdm_class": bar} if takes_bar else {}
-        return Path(huggingface_hub.hf_hub_download(f"{owner}/{repo}", file, endpoint=endpoint, **options))
+            listed = huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(called)
+            files = _only_gguf(name, listed)
+            if not files:
+                return _folder(name, set(listed), get)
+        first, *_ = map(get, files)
+        return first
+
+
+def cached() -> Iterator[tuple[str, int]]:
+    """What the hub's cache holds that can be loaded: name and bytes. Asks nobody."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*/snapshots/*")):
+        repo = PREFIX + folder.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+        ggufs = [p for p in sorted(folder.rglob("*.gguf")) if p.is_file()]
+        for p in ggufs:
+            yield f"{repo}/{p.relative_to(folder).as_posix()}", p.stat().st_size
+        if not ggufs and (folder / CONFIG).is_file():
+            sizes = [p.stat().st_size for p in folder.glob("*.safetensors") if p.is_file()]
+            if sizes:
+                yield repo, sum(sizes)
+
+
+def _download(library: Any, repo: str, endpoint: str | None, progress: Progress, file: str) -> Path:
+    bar = _bar(f"downloading {file}", progress)
+    # Older versions of the library draw a bar of their own and take no other.
+    takes_bar = "tqdm_class" in inspect.signature(library.hf_hub_download).parameters
+    options: dict[str, Any] = {"tqdm_class": bar} if takes_bar else {}
+    return Path(library.hf_hub_download(repo, file, endpoint=endpoint, **options))
+
+
+def _folder(name: str, listed: set[str], get: Callable[[str], Path]) -> Path:
+    """Fetch what a folder needs to be loaded; nothing else of the repository."""
+    refuse_adapter(Path(name), listed)
+    if CONFIG not in listed or listed.isdisjoint((WHOLE, INDEX)):
+        refuse_other_weights(Path(name), listed)
+        why = "the repository holds no .gguf file, and no config.json with model.safetensors"
+        raise ModelNotFound(name, why)
+    paths = [get(f) for f in (CONFIG, GENERATION, *TOKENIZER) if f in listed]
+    weights = [WHOLE]
+    if WHOLE not in listed:
+        paths.append(get(INDEX))
+        weights = list(shards_of(paths[-1].parent))
+    paths += map(get, weights)
+    if len({p.parent for p in paths}) > 1:
+        raise ModelNotFound(name, "the repository changed while it was fetched; fetch it again")
+    return paths[0].parent
 
 
 def _reach(name: str, endpoint: str) -> None:
@@ -58,13 +111,12 @@ def _reach(name: str, endpoint: str) -> None:
         raise ModelNotFound(name, f"the hub cannot be reached: {e.strerror or e}") from None
 
 
-def _only_gguf(name: str, files: list[str]) -> str:
-    found = sorted(f for f in files if f.lower().endswith(".gguf"))
-    if not found:
-        raise ModelNotFound(name, "the repository holds no .gguf file")
+def _only_gguf(name: str, files: list[str]) -> list[str]:
+    """The parts of the only GGUF file there is; none where there is none."""
+    found = sorted({part_names(f)[0] for f in files if f.lower().endswith(".gguf")})
     if len(found) > 1:
         raise ModelNotFound(name, f"holds {len(found)} .gguf files, name one: {', '.join(found)}")
-    return found[0]
+    return part_names(found[0]) if found else []
 
 
 def _bar(stage: str, progress: Progress) -> type[Any]:
@@ -105,7 +157,7 @@ def _one_sentence(name: str) -> Iterator[None]:
 
     try:
         yield
-    except ModelNotFound:
+    except GlassboxError:
         raise
     except errors.GatedRepoError:
         raise ModelNotFound(name, "is gated: accept its terms on the hub, then `hf auth login`") from None

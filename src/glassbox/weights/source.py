@@ -23,6 +23,11 @@ def known_models() -> tuple[KnownModel, ...]:
     return KNOWN
 
 
+def cached_models() -> list[tuple[str, int]]:
+    """Other models that are here, fetched from the hub before: name and bytes."""
+    return sorted(dict(hub.cached()).items())
+
+
 def _nothing(stage: str, done: int, total: int | None) -> None: ...
 
 
