@@ -50,6 +50,11 @@ def codes_of(b: U8, bits: int, run: int) -> U8:
     return codes.reshape(len(b), -1)
 
 
+def over(high: U8, low: U8, bits: int) -> U8:
+    """Codes of which `low` are the lowest `bits` bits and `high` the others."""
+    return low | high << np.uint8(bits)
+
+
 def bits_of(b: U8) -> U8:
     """The high bits of the codes of a short block: uint8 [n, 4] -> [n, 32] of 0 or 1."""
     return np.unpackbits(b, axis=1, bitorder="little")
@@ -77,7 +82,7 @@ def _q4_1(b: U8) -> F32:
 
 def _five(high: U8, low: U8) -> F32:
     """Codes 0..31 of a short block."""
-    return (codes_of(low, 4, 16) | bits_of(high) << 4).astype(np.float32)
+    return over(bits_of(high), codes_of(low, 4, 16), 4).astype(np.float32)
 
 
 def _q5_0(b: U8) -> F32:
@@ -106,8 +111,8 @@ def bits_k(b: U8) -> U8:
 
 def _q3_k(b: U8) -> F32:
     low = codes_of(b[:, 96:104], 4, 8)  # the 16 scales' low four bits, then their high two
-    scale = (low | codes_of(b[:, 104:108], 2, 4) << 4).astype(np.float32) - 32
-    codes = codes_of(b[:, 32:96], 2, 32) | bits_k(b[:, :32]) << 2
+    scale = over(codes_of(b[:, 104:108], 2, 4), low, 4).astype(np.float32) - 32
+    codes = over(bits_k(b[:, :32]), codes_of(b[:, 32:96], 2, 32), 2)
     return _groups(_f16(b[:, 108:]) * scale, codes.astype(np.float32) - 4)
 
 
@@ -126,13 +131,13 @@ def _q4_k(b: U8) -> F32:
 
 def _q5_k(b: U8) -> F32:
     scale, least = scales_k4(b[:, 4:16])
-    codes = codes_of(b[:, 48:], 4, 32) | bits_k(b[:, 16:48]) << 4
+    codes = over(bits_k(b[:, 16:48]), codes_of(b[:, 48:], 4, 32), 4)
     return _groups(_f16(b[:, :2]) * scale, codes, _f16(b[:, 2:4]) * least)
 
 
 def codes_q6_k(b: U8) -> U8:
     """The 6-bit codes of Q6_K, 0..63: uint8 [n, 210] -> [n, 256]."""
-    return codes_of(b[:, :128], 4, 64) | codes_of(b[:, 128:192], 2, 32) << 4
+    return over(codes_of(b[:, 128:192], 2, 32), codes_of(b[:, :128], 4, 64), 4)
 
 
 def _q6_k(b: U8) -> F32:
@@ -151,7 +156,7 @@ def _iq4_nl(b: U8) -> F32:
 
 def _iq4_xs(b: U8) -> F32:
     low, high = codes_of(b[:, 4:8], 4, 1), codes_of(b[:, 2:4], 2, 1)  # eight scales of six bits
-    scale = _f16(b[:, :2]) * ((low | high << 4).astype(np.float32) - 32)
+    scale = _f16(b[:, :2]) * (over(high, low, 4).astype(np.float32) - 32)
     return _groups(scale, _iq4(codes_of(b[:, 8:], 4, 16)))
 
 

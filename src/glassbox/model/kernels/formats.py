@@ -29,7 +29,8 @@ from glassbox.model.kernels.simd import (
     sub8,
     zero8,
 )
-from glassbox.model.kernels.words import bits8, inlined, load8w, look_up, of_numbers, of_words
+from glassbox.model.kernels.words import bits8, load8w, look_up, of_numbers, of_words
+from glassbox.model.kernels.words import inlined as inlined
 from glassbox.model.kernels.words import kernel as kernel
 from glassbox.weights.quant import VALUES_IQ4, VALUES_MXFP4
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from glassbox.types import U8
-from glassbox.weights.quant import bits_k, bits_of, codes_of, codes_q6_k
+from glassbox.weights.quant import bits_k, bits_of, codes_of, codes_q6_k, over
 
 Blocks = npt.NDArray[np.uint8]  # [tiles, 8 rows, blocks, bytes of a block]
 TILE = 8
@@ -45,7 +45,7 @@ class Layout:
 
 def _nibbles(codes: U8) -> U8:
     """Codes 0..15 of consecutive columns -> nibble pairs, the even column low: [n, c] -> [n, c/2]."""
-    return codes[:, 0::2] | codes[:, 1::2] << 4
+    return over(codes[:, 1::2], codes[:, 0::2], 4)
 
 
 def _planes(bits: U8) -> U8:
@@ -70,7 +70,7 @@ def _high(b: U8) -> U8:
 def _twos(b: U8) -> U8:
     """Codes of two bits -> a word for each 16 columns, its nibble k holds column k and above it column 8 + k."""
     codes = codes_of(b, 2, 32).reshape(-1, 2, 8)
-    return _nibbles(codes[:, 0] | codes[:, 1] << 2).reshape(len(b), -1)
+    return _nibbles(over(codes[:, 1], codes[:, 0], 2)).reshape(len(b), -1)
 
 
 def _unsigned(b: U8) -> U8:
@@ -79,7 +79,7 @@ def _unsigned(b: U8) -> U8:
 
 
 def _q6_low(b: U8) -> U8:
-    return _nibbles(codes_q6_k(b) & 15)
+    return _nibbles(codes_q6_k(b) & np.uint8(15))
 
 
 def _q6_high(b: U8) -> U8:
