@@ -106,11 +106,18 @@ def encode(values: np.ndarray, kind: T) -> np.ndarray:
         return _random_blocks(values, kind)
 
 
+# Of formats that the package cannot write: where the scales lie, and by what they must be smaller than the weights.
+SCALES = {
+    T.Q2_K: ((80, 15), (82, 10)), T.Q3_K: ((108, 42),), T.Q4_K: ((0, 400), (2, 60)), T.Q5_K: ((0, 800), (2, 52)),
+    T.Q6_K: ((208, 1200),), T.IQ4_NL: ((0, 66),), T.IQ4_XS: ((0, 1200),),
+}  # fmt: skip
+
+
 def _random_blocks(values: np.ndarray, kind: T) -> np.ndarray:
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(values.size)
     raw = rng.integers(0, 256, (values.shape[0], values.shape[1] // elements, size), dtype=np.uint8)
-    spread = float(values.std())
-    for at, scale in {T.Q4_K: ((0, spread / 400), (2, spread / 60)), T.Q6_K: ((208, spread / 1200),)}[kind]:
+    for at, smaller in SCALES[kind]:
+        scale = float(values.std()) / smaller
         raw[..., at : at + 2] = np.full(raw.shape[:2], scale, np.float16)[..., None].view(np.uint8)
     return raw.reshape(values.shape[0], -1)

@@ -47,7 +47,9 @@ def test_a_gguf_file_that_is_no_model(tmp_path: Path, raw: bytes, words: str) ->
     assert "m.gguf" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("code", "words"), [(4, r"Q4_2 \(code 4\)"), (36, "IQ4_NL_4_4"), (99, "code 99 is")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(4, "Q4_2 is not supported"), (36, "IQ4_NL_4_4 is not"), (99, "code 99 is")]
+)
 def test_a_format_that_is_gone_or_unknown(tmp_path: Path, code: int, words: str) -> None:
     (tmp_path / "m.gguf").write_bytes(build([ARCH], [tensor("t", [256], code)], bytes(512)))
     with pytest.raises(ModelFormatError, match=words):

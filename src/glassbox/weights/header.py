@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import ModelFormatError
-from glassbox.weights.foreign import GONE, ggml_format
-from glassbox.weights.quant import FORMATS, Format
+from glassbox.weights.foreign import ggml_format
+from glassbox.weights.quant import FORMATS, Format, name_of_code
 
 MAGIC = b"GGUF"
 MAX_STRING = 1 << 30
@@ -218,8 +218,8 @@ class Header:
         code = self.u32(f"{name} format")
         fmt = ggml_format(code)
         if fmt is None:
-            what = f"{GONE[code]} (code {code})" if code in GONE else f"code {code}"
-            raise self.fail(f"{name} format", f"{what} is not supported (known: {', '.join(FORMATS)})", code_at)
+            known = ", ".join(FORMATS)
+            raise self.fail(f"{name} format", f"{name_of_code(code)} is not supported (known: {known})", code_at)
         count = 1
         for d in dims:
             count *= d

@@ -30,6 +30,8 @@ from glassbox.errors import KernelError
 SOURCES = (
     "simd",
     "simd64",
+    "atomics",
+    "words",
     "formats",
     "matmul",
     "attention",

@@ -3,105 +3,124 @@
 A tile is eight rows. Inside it, block after block of columns, first the scales of the eight rows, then the codes with
 one 32-bit word a row: eight nibbles of eight consecutive columns, or four bytes of four. Rows are padded to a multiple
 of eight with zero bytes, which decode to zero or are never read.
+
+This is the plain definition, and packs the few rows of a matrix that fill no tile; packing.py does the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from glassbox.types import U8
-from glassbox.weights.quant import codes_q6_k
+from glassbox.weights.quant import bits_k, bits_of, codes_of, codes_q6_k, over
 
 Blocks = npt.NDArray[np.uint8]  # [tiles, 8 rows, blocks, bytes of a block]
-Packer = Callable[[Blocks], list[Blocks]]  # -> parts of a tile block, each [tiles, blocks, n]
 TILE = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Field:
+    """Bytes `begin` … `end` of a file's block become one field of a tile's block: for each item of `item` bytes the
+    eight rows side by side. `change` is done to the bytes before, [n, bytes] -> [n, bytes]."""
+
+    begin: int
+    end: int
+    item: int
+    change: Callable[[U8], U8] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """One row: its number in the compiled code, columns of a block, bytes of a tile's block, how to pack."""
+    """One row: its number in the compiled code, columns of a block, bytes of a tile's block, what is in it in order."""
 
     number: int
     columns: int
     block_bytes: int
-    parts: Packer
+    fields: tuple[Field, ...]
 
 
-def _rows_inside(part: Blocks, item: int = 1) -> Blocks:
-    """[tiles, 8, blocks, n·item] -> [tiles, blocks, n·8·item]: for each item, the eight rows side by side."""
-    tiles, rows, blocks, n = part.shape
-    items = part.reshape(tiles, rows, blocks, n // item, item)
-    return np.ascontiguousarray(items.transpose(0, 2, 3, 1, 4)).reshape(tiles, blocks, rows * n)
+def _nibbles(codes: U8) -> U8:
+    """Codes 0..15 of consecutive columns -> nibble pairs, the even column low: [n, c] -> [n, c/2]."""
+    return over(codes[:, 1::2], codes[:, 0::2], 4)
 
 
-def _pair(codes: npt.NDArray[Any]) -> Blocks:
-    """Codes 0..15 of consecutive columns -> nibble pairs, the even column low."""
-    out: Blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8, copy=False)
-    return out
+def _planes(bits: U8) -> U8:
+    """Bits of consecutive columns -> a word for each 32, bit 4k+s for column 8s+k: [n, c] -> [n, c/8]."""
+    turned = bits.reshape(-1, 4, 8).swapaxes(1, 2)
+    return np.packbits(turned, bitorder="little").reshape(len(bits), -1)
 
 
-def _split(b: Blocks) -> Blocks:
-    """ggml's order of nibbles in 16 bytes (low: columns 0–15, high: 16–31) -> pairs of neighbours."""
-    out: Blocks = np.concatenate([_pair(b & 15), _pair(b >> 4)], -1)
-    return out
+def _fours(run: int) -> Callable[[U8], U8]:
+    """Nibbles as ggml stores them (see codes_of) -> pairs of neighbours."""
+    return lambda b: _nibbles(codes_of(b, 4, run))
 
 
-def _q4_1(b: Blocks) -> list[Blocks]:
-    return [_rows_inside(b[..., 0:2], 2), _rows_inside(b[..., 2:4], 2), _rows_inside(_split(b[..., 4:]), 4)]
+def _fifths(b: U8) -> U8:
+    return _planes(bits_of(b))
 
 
-def _q5_0(b: Blocks) -> list[Blocks]:
-    bits = np.unpackbits(b[..., 2:6], axis=-1, bitorder="little")  # column 8s+k
-    fifth = bits.reshape(*bits.shape[:-1], 4, 8).swapaxes(-1, -2).reshape(bits.shape)  # -> bit 4k+s
-    packed = np.packbits(fifth, axis=-1, bitorder="little")
-    return [_rows_inside(b[..., 0:2], 2), _rows_inside(packed, 4), _rows_inside(_split(b[..., 6:]), 4)]
+def _high(b: U8) -> U8:
+    return _planes(bits_k(b))
 
 
-def _q8_0(b: Blocks) -> list[Blocks]:
-    return [_rows_inside(b[..., 0:2], 2), _rows_inside(b[..., 2:] ^ np.uint8(0x80), 4)]
+def _twos(b: U8) -> U8:
+    """Codes of two bits -> a word for each 16 columns, its nibble k holds column k and above it column 8 + k."""
+    codes = codes_of(b, 2, 32).reshape(-1, 2, 8)
+    return _nibbles(over(codes[:, 1], codes[:, 0], 2)).reshape(len(b), -1)
 
 
-def _q4_k(b: Blocks) -> list[Blocks]:
-    pairs = b[..., 16:].reshape(*b.shape[:-1], 4, 32)
-    codes = np.concatenate([_pair(pairs & 15), _pair(pairs >> 4)], -1).reshape(*b.shape[:-1], 128)
-    scales = [_rows_inside(b[..., i : i + n], n) for i, n in ((0, 2), (2, 2), (4, 4), (8, 4), (12, 4))]
-    return [*scales, _rows_inside(codes, 4)]
+def _unsigned(b: U8) -> U8:
+    """int8 -> itself plus 128."""
+    return b ^ np.uint8(0x80)
 
 
-def _q6_k(b: Blocks) -> list[Blocks]:
-    codes = codes_q6_k(b.reshape(-1, 210)).reshape(*b.shape[:-1], 256)
-    two = (codes >> 4).reshape(*b.shape[:-1], 16, 2, 4, 2)  # [pair of sub-blocks, which of the two, byte, even/odd]
-    high = np.zeros((*two.shape[:-3], 4), np.uint8)
+def _q6_low(b: U8) -> U8:
+    return _nibbles(codes_q6_k(b) & np.uint8(15))
+
+
+def _q6_high(b: U8) -> U8:
+    two = (codes_q6_k(b) >> 4).reshape(-1, 2, 4, 2)  # [pair of sub-blocks, which of the two, byte, even/odd]
+    high = np.zeros((len(two), 4), np.uint8)
     for which in range(2):
         for odd in range(2):
             # bits 4·which + 2·odd: the kernel shifts by 4·which, then lifts even codes by 4 and odd ones by 2
-            high |= two[..., which, :, odd] << (4 * which + 2 * odd)
-    return [
-        _rows_inside(b[..., 208:210], 2),
-        _rows_inside(b[..., 192:208]),
-        _rows_inside(_pair(codes & 15), 4),
-        _rows_inside(high.reshape(*b.shape[:-1], 64), 4),
-    ]
+            high |= two[:, which, :, odd] << (4 * which + 2 * odd)
+    return high.reshape(len(b), -1)
 
 
-def _plain(item: int) -> Packer:
-    return lambda b: [_rows_inside(b, item)]
+def _layout(number: int, columns: int, block_bytes: int, *fields: Field) -> Layout:
+    return Layout(number, columns, block_bytes, fields)
 
 
 LAYOUTS: Mapping[str, Layout] = {
-    "f32": Layout(0, 8, 256, _plain(4)),
-    "f16": Layout(1, 8, 128, _plain(2)),
-    "q4_1": Layout(2, 32, 160, _q4_1),
-    "q5_0": Layout(3, 32, 176, _q5_0),
-    "q8_0": Layout(4, 32, 272, _q8_0),
-    "q4_k": Layout(5, 256, 1152, _q4_k),
-    "q6_k": Layout(6, 256, 1680, _q6_k),
-}
+    "f32": _layout(0, 8, 256, Field(0, 32, 4)),
+    "f16": _layout(1, 8, 128, Field(0, 16, 2)),
+    "q4_1": _layout(2, 32, 160, Field(0, 4, 2), Field(4, 20, 4, _fours(16))),
+    "q5_0": _layout(3, 32, 176, Field(0, 2, 2), Field(2, 6, 4, _fifths), Field(6, 22, 4, _fours(16))),
+    "q8_0": _layout(4, 32, 272, Field(0, 2, 2), Field(2, 34, 4, _unsigned)),
+    "q4_k": _layout(5, 256, 1152, Field(0, 4, 2), Field(4, 16, 4), Field(16, 144, 4, _fours(32))),
+    "q6_k": _layout(
+        6, 256, 1680,
+        Field(208, 210, 2), Field(192, 208, 1), Field(0, 192, 4, _q6_low), Field(0, 192, 4, _q6_high),
+    ),
+    "bf16": _layout(7, 8, 128, Field(0, 16, 2)),
+    "q4_0": _layout(8, 32, 144, Field(0, 2, 2), Field(2, 18, 4, _fours(16))),
+    "q5_1": _layout(9, 32, 192, Field(0, 4, 2), Field(4, 8, 4, _fifths), Field(8, 24, 4, _fours(16))),
+    "q2_k": _layout(10, 256, 672, Field(80, 84, 2), Field(0, 16, 1), Field(16, 80, 4, _twos)),
+    "q3_k": _layout(
+        11, 256, 880, Field(108, 110, 2), Field(96, 108, 4), Field(0, 32, 4, _high), Field(32, 96, 4, _twos)
+    ),
+    "q5_k": _layout(
+        12, 256, 1408, Field(0, 4, 2), Field(4, 16, 4), Field(16, 48, 4, _high), Field(48, 176, 4, _fours(32))
+    ),
+    "iq4_nl": _layout(13, 32, 144, Field(0, 2, 2), Field(2, 18, 4, _fours(16))),
+    "iq4_xs": _layout(14, 256, 1088, Field(0, 4, 2), Field(4, 8, 4), Field(8, 136, 4, _fours(16))),
+    "mxfp4": _layout(15, 32, 136, Field(0, 1, 1), Field(1, 17, 4, _fours(16))),
+}  # fmt: skip
 
 
 def packed_size(layout: Layout, rows: int, columns: int) -> int:
@@ -121,11 +140,18 @@ def pack(layout: Layout, raw: U8, rows: int, columns: int, into: U8) -> None:
         piece = raw[at * TILE * per_row : end * TILE * per_row]
         if end > whole:
             piece = np.concatenate([piece, np.zeros((end - at) * TILE * per_row - piece.size, np.uint8)])
-        _write(out[at:end], layout.parts(piece.reshape(end - at, TILE, blocks, -1)))
+        _write(out[at:end], piece.reshape(end - at, TILE, blocks, -1), layout.fields)
 
 
-def _write(out: Blocks, parts: list[Blocks]) -> None:
+def _write(out: Blocks, b: Blocks, fields: tuple[Field, ...]) -> None:
+    """out: [tiles, blocks, bytes]; b: [tiles, rows, blocks, bytes]."""
+    tiles, rows, blocks, _ = b.shape
     begin = 0
-    for part in parts:
-        out[..., begin : begin + part.shape[-1]] = part
-        begin += part.shape[-1]
+    for f in fields:
+        part = b[..., f.begin : f.end].reshape(-1, f.end - f.begin)
+        if f.change is not None:
+            part = f.change(part)
+        items = part.reshape(tiles, rows, blocks, -1, f.item).transpose(0, 2, 3, 1, 4)
+        n = rows * part.shape[1]
+        out[..., begin : begin + n] = items.reshape(tiles, blocks, n)
+        begin += n

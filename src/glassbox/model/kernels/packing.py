@@ -52,28 +52,23 @@ def pack_plain(raw, row_bytes, to, blocks, item):
 
 
 @kernel
-def pack_q4_1(raw, row_bytes, to, blocks):
+def pack_short(raw, row_bytes, to, blocks, head, fifths):
+    """Blocks of 32 columns: `head` bytes of scales, four of fifth bits if there are any, sixteen of nibbles."""
+    size = head + 4 * fifths + 16
     for b in range(blocks):
         for r in range(8):
-            p = raw + r * row_bytes + 20 * b
-            copy2(p, to + 2 * r)
-            copy2(p + 2, to + 16 + 2 * r)
-            split_nibbles(p + 4, to + 32, r)
-        to += 160
-
-
-@kernel
-def pack_q5_0(raw, row_bytes, to, blocks):
-    for b in range(blocks):
-        for r in range(8):
-            p = raw + r * row_bytes + 22 * b
-            copy2(p, to + 2 * r)
-            high, fifth = load_u32(p + 2), 0
-            for s in range(4):
-                fifth |= spread(high >> 8 * s & 0xFF) << s
-            store_u32(to + 16 + 4 * r, fifth)
-            split_nibbles(p + 6, to + 48, r)
-        to += 176
+            p = raw + r * row_bytes + size * b
+            if head == 1:
+                store_u8(to + r, load_u32(p) & 0xFF)
+            for i in range(head // 2):
+                copy2(p + 2 * i, to + 16 * i + 2 * r)
+            if fifths:
+                high, word = load_u32(p + head), 0
+                for s in range(4):
+                    word |= spread(high >> 8 * s & 0xFF) << s
+                store_u32(to + 8 * head + 4 * r, word)
+            split_nibbles(p + size - 16, to + 8 * (size - 16), r)
+        to += 8 * size
 
 
 @kernel
@@ -87,22 +82,85 @@ def pack_q8_0(raw, row_bytes, to, blocks):
         to += 272
 
 
+@inlined
+def bit_planes(q, to, r):
+    """High bits, bit g of byte i for column 32g + i -> eight words 32 bytes apart, bit 4k+s for column 8s+k of 32."""
+    for g in range(8):
+        word = 0
+        for s in range(4):
+            word |= pair_up(load_i64(q + 8 * s) >> g & 0x0101010101010101) << s
+        store_u32(to + 32 * g + 4 * r, word)
+
+
+@inlined
+def pair_twos(q, to, r):
+    """Codes of two bits: 64 bytes -> sixteen words, 32 bytes apart, nibble k of column k and above it column 8 + k."""
+    for i in range(16):
+        half, quarter, pair = i // 8, i % 8 // 2, i % 2
+        at = q + 32 * half + 16 * pair
+        even = load_i64(at) >> 2 * quarter & 0x0303030303030303
+        odd = load_i64(at + 8) >> 2 * quarter & 0x0303030303030303
+        store_u32(to + 32 * i + 4 * r, pair_up(even) | pair_up(odd) << 2)
+
+
 @kernel
-def pack_q4_k(raw, row_bytes, to, blocks):
+def pack_q2_k(raw, row_bytes, to, blocks):
     for b in range(blocks):
         for r in range(8):
-            p = raw + r * row_bytes + 144 * b
+            p = raw + r * row_bytes + 84 * b
+            copy2(p + 80, to + 2 * r)
+            copy2(p + 82, to + 16 + 2 * r)
+            for i in range(16):
+                store_u8(to + 32 + 8 * i + r, load_u32(p + i) & 0xFF)
+            pair_twos(p + 16, to + 160, r)
+        to += 672
+
+
+@kernel
+def pack_q3_k(raw, row_bytes, to, blocks):
+    for b in range(blocks):
+        for r in range(8):
+            p = raw + r * row_bytes + 110 * b
+            copy2(p + 108, to + 2 * r)
+            for i in range(3):
+                copy4(p + 96 + 4 * i, to + 16 + 32 * i + 4 * r)
+            bit_planes(p, to + 112, r)
+            pair_twos(p + 32, to + 368, r)
+        to += 880
+
+
+@kernel
+def pack_k4(raw, row_bytes, to, blocks, fifths):
+    """Q4_K, and Q5_K, which has the fifth bits before the nibbles."""
+    for b in range(blocks):
+        for r in range(8):
+            p = raw + r * row_bytes + (144 + 32 * fifths) * b
             copy2(p, to + 2 * r)
             copy2(p + 2, to + 16 + 2 * r)
             for i in range(3):
                 copy4(p + 4 + 4 * i, to + 32 + 32 * i + 4 * r)
+            if fifths:
+                bit_planes(p + 16, to + 128, r)
             for pair in range(4):  # 32 bytes: the low nibbles of one group, the high ones of the next
-                q, w = p + 16 + 32 * pair, to + 128 + 256 * pair + 4 * r
+                q, w = p + 16 + 32 * fifths + 32 * pair, to + 128 + 256 * fifths + 256 * pair + 4 * r
                 for i in range(4):
                     x = load_i64(q + 8 * i)
                     store_u32(w + 32 * i, pair_up(x & NIBBLES))
                     store_u32(w + 128 + 32 * i, pair_up(x >> 4 & NIBBLES))
-        to += 1152
+        to += 1152 + 256 * fifths
+
+
+@kernel
+def pack_iq4_xs(raw, row_bytes, to, blocks):
+    for b in range(blocks):
+        for r in range(8):
+            p = raw + r * row_bytes + 136 * b
+            copy2(p, to + 2 * r)
+            copy2(p + 2, to + 16 + 2 * r)
+            copy4(p + 4, to + 32 + 4 * r)
+            for g in range(8):
+                split_nibbles(p + 8 + 16 * g, to + 64 + 128 * g, r)
+        to += 1088
 
 
 @kernel
@@ -129,19 +187,34 @@ def pack_q6_k(raw, row_bytes, to, blocks):
 @kernel
 def pack_tiles(layout, raw, row_bytes, to, columns, tile, end):
     """Tiles `tile` … `end` of a matrix, as the layout's number says (in the order of pack.LAYOUTS)."""
+    short, long = columns // 32, columns // 256
     for t in range(tile, end):
         p = raw + 8 * t * row_bytes
         if layout == 0:
             pack_plain(p, row_bytes, to + t * columns * 32, columns // 8, 4)
-        elif layout == 1:
+        elif layout == 1 or layout == 7:
             pack_plain(p, row_bytes, to + t * columns * 16, columns // 8, 2)
         elif layout == 2:
-            pack_q4_1(p, row_bytes, to + t * (columns // 32) * 160, columns // 32)
+            pack_short(p, row_bytes, to + t * short * 160, short, 4, 0)
         elif layout == 3:
-            pack_q5_0(p, row_bytes, to + t * (columns // 32) * 176, columns // 32)
+            pack_short(p, row_bytes, to + t * short * 176, short, 2, 1)
         elif layout == 4:
-            pack_q8_0(p, row_bytes, to + t * (columns // 32) * 272, columns // 32)
+            pack_q8_0(p, row_bytes, to + t * short * 272, short)
         elif layout == 5:
-            pack_q4_k(p, row_bytes, to + t * (columns // 256) * 1152, columns // 256)
+            pack_k4(p, row_bytes, to + t * long * 1152, long, 0)
         elif layout == 6:
-            pack_q6_k(p, row_bytes, to + t * (columns // 256) * 1680, columns // 256)
+            pack_q6_k(p, row_bytes, to + t * long * 1680, long)
+        elif layout == 8 or layout == 13:
+            pack_short(p, row_bytes, to + t * short * 144, short, 2, 0)
+        elif layout == 9:
+            pack_short(p, row_bytes, to + t * short * 192, short, 4, 1)
+        elif layout == 10:
+            pack_q2_k(p, row_bytes, to + t * long * 672, long)
+        elif layout == 11:
+            pack_q3_k(p, row_bytes, to + t * long * 880, long)
+        elif layout == 12:
+            pack_k4(p, row_bytes, to + t * long * 1408, long, 1)
+        elif layout == 14:
+            pack_iq4_xs(p, row_bytes, to + t * long * 1088, long)
+        elif layout == 15:
+            pack_short(p, row_bytes, to + t * short * 136, short, 1, 0)
