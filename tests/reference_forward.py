@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassbox.model.spec import ModelSpec, spec_from_gguf
+from glassbox.model.config_gguf import spec_from_gguf
+from glassbox.model.spec import ModelSpec
 from glassbox.weights.gguf import Gguf
 from glassbox.weights.quant import decode
 
@@ -56,7 +57,7 @@ def attention(file: Gguf, spec: ModelSpec, i: int, x: np.ndarray, out: dict[str,
     if spec.qk_norm:
         q = rms_norm(q, tensor(file, b + "attn_q_norm"), spec.norm_eps)
         k = rms_norm(k, tensor(file, b + "attn_k_norm"), spec.norm_eps)
-    q, k = (rotate(y, spec.rope_base_of(i), spec.paired_rope) for y in (q, k))
+    q, k = (rotate(y, spec.rope_of(i).base, spec.paired_rope) for y in (q, k))
     group = spec.heads // spec.kv_heads
     scores = np.einsum("thw,shw->ths", q, k.repeat(group, 1)) * F(spec.attn_scale)  # [T, H, S]
     rows, columns = np.arange(t)[:, None], np.arange(t)[None]

@@ -17,10 +17,11 @@ import random_gguf
 import reference_forward
 
 from glassbox.errors import GlassboxError, ModelFormatError
-from glassbox.model import weights
+from glassbox.model import tensors
+from glassbox.model.arena import Arena
+from glassbox.model.config_gguf import spec_from_gguf
 from glassbox.model.model import TransformerModel, forward
-from glassbox.model.spec import ModelSpec, spec_from_gguf
-from glassbox.model.weights import Arena
+from glassbox.model.spec import ModelSpec
 from glassbox.weights.gguf import Gguf, read_gguf
 
 T = gguf.GGMLQuantizationType
@@ -42,7 +43,8 @@ def spec(arch: str, **changes: Any) -> ModelSpec:
 def test_real_models_have_no_key_that_is_not_known(smollm2_gguf: Gguf, gemma3_gguf: Gguf) -> None:
     assert spec_from_gguf(smollm2_gguf.metadata, 49_152).layers == 30
     s = spec_from_gguf(gemma3_gguf.metadata, 262_144)
-    assert (s.layers, s.window, s.global_every, s.local_rope_base) == (18, 512, 6, 10000.0)
+    assert (s.layers, s.window, s.local_rope.base) == (18, 512, 10000.0)
+    assert s.local == frozenset(range(18)) - {5, 11, 17}
     assert s.attn_scale == 1 / 16
 
 
@@ -53,17 +55,14 @@ def test_real_models_have_no_key_that_is_not_known(smollm2_gguf: Gguf, gemma3_gg
         ("attention.causal", False, True),
         ("attention.clamp_kqv", 1.0, 0.0),
         ("attention.max_alibi_bias", 8.0, 0.0),
-        ("attn_logit_softcapping", 50.0, 0.0),
         ("embedding_scale", 3.0, 1.0),
-        ("expert_count", 8, 0),
         ("expert_used_count", 2, 0),
-        ("final_logit_softcapping", 30.0, 0.0),
         ("logit_scale", 0.1, 1.0),
         ("residual_scale", 0.5, 1.0),
         ("rope.scale_linear", 8.0, 1.0),
         ("rope.scaling.attn_factor", 2.0, 1.0),
         ("rope.scaling.factor", 8.0, 1.0),
-        ("rope.scaling.type", "yarn", "none"),
+        ("rope.scaling.type", "dynamic", "none"),
         ("use_parallel_residual", True, False),
     ],
 )
@@ -72,6 +71,20 @@ def test_what_is_not_done_is_refused_unless_it_is_off(arch: str, key: str, on: o
     with pytest.raises(ModelFormatError, match=f"{arch}.{key}: is {on!r}, which is not supported") as caught:
         spec(arch, **{key: on})
     assert caught.value.field == f"{arch}.{key}"
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "on", "off"),
+    [
+        ("llama", "attn_logit_softcapping", 50.0, 0.0),
+        ("llama", "final_logit_softcapping", 30.0, 0.0),
+        ("gemma3", "expert_count", 8, 0),
+    ],
+)
+def test_what_other_architectures_do_is_refused(arch: str, key: str, on: object, off: object) -> None:
+    assert spec(arch, **{key: off}) == spec(arch)
+    with pytest.raises(ModelFormatError, match=f"{arch}.{key}: is {on!r}, which is not supported"):
+        spec(arch, **{key: on})
 
 
 @pytest.mark.parametrize("key", ["attention.layer_norm_epsilon", "moe.every_n_layers", "x\n\x1b[31m" + "x" * 999])
@@ -97,7 +110,7 @@ def test_what_changes_nothing_is_accepted() -> None:
 def test_what_gemma_files_say_of_windows_is_done() -> None:
     s = spec("gemma3", attention__sliding_window=8, attention__sliding_window_pattern=2, rope__freq_base_swa=500.0)
     assert [s.window_of(i) for i in range(3)] == [8, 0, 8]
-    assert [s.rope_base_of(i) for i in range(3)] == [500.0, 10000.0, 500.0]
+    assert [s.rope_of(i).base for i in range(3)] == [500.0, 10000.0, 500.0]
     for key in ("attention.sliding_window_pattern", "rope.freq_base_swa"):
         with pytest.raises(ModelFormatError, match=f"llama.{key}: is set"):
             spec("llama", **{key: 2})
@@ -118,7 +131,7 @@ def test_the_scale_of_attention() -> None:
         (dict(attention__key_length=24), "key_length: is 24, but a multiple of 16"),
         (dict(attention__head_count_kv=3), "head_count_kv: is 3, which does not divide 4 heads"),
         (dict(attention__value_length=32), "value_length: differs"),
-        (dict(rope__dimension_count=8), "dimension_count: rotates a part"),
+        (dict(rope__dimension_count=8), "dimension_count: is 8, which is not supported for heads of 16"),
         (dict(block_count=None), "block_count: is missing"),
         (dict(block_count=[1] * 10**6), r"block_count: is \[1, 1, .{,20}\.\.\.\], but must be a whole number"),
         (dict(attention__layer_norm_rms_epsilon=math.nan), "rms_epsilon: is nan, but must be a positive number"),
@@ -147,7 +160,7 @@ def test_pieces_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, k
     right = reference_forward.forward(read_gguf(path), [1, 2, 3])["logits"]
     assert np.abs(whole - right).max() / np.abs(right).max() < 2e-5
     for at_once in (1, 3000, 10_000):
-        monkeypatch.setattr(weights, "AT_ONCE", at_once)
+        monkeypatch.setattr(tensors, "AT_ONCE", at_once)
         assert logits().tobytes() == whole.tobytes()
 
 
@@ -200,7 +213,7 @@ def test_under_a_limit_on_memory_the_numbers_tell_it(tmp_path: Path) -> None:
     script = """
         import resource, sys
         from glassbox.errors import OutOfMemory
-        from glassbox.model.weights import Arena, memory_left
+        from glassbox.model.arena import Arena, memory_left
         resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
         try:
             Arena(1 << 32)

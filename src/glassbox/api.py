@@ -58,7 +58,7 @@ def load(
         return Model("bigram", BigramModel(announce), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
     file = open_checkpoint(resolve(called, progress=progress))
     refuse_what_is_no_model(file)
-    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)  # type: ignore[arg-type]
+    transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
     return Model(called, transformer, tokenizer_of(file), said_by(file), model_digest(file.files), file.path)
 
 

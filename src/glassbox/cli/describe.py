@@ -16,7 +16,8 @@ from typing import Any
 from glassbox.api import said_by, tokenizer_of
 from glassbox.cache.pages import KINDS
 from glassbox.errors import GlassboxError, ParameterError
-from glassbox.model.spec import ModelSpec, spec_from_gguf
+from glassbox.model.config import spec_of
+from glassbox.model.spec import ModelSpec
 from glassbox.provenance import tokenizer_digest
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.tokenizer import Tokenizer
@@ -58,12 +59,6 @@ def describe(path: Path, context: int | None = None) -> dict[str, Any]:
         "templates": _templates(file, tokenizer),
         "memory": None if spec is None else memory(file, spec, context or spec.context),
     }
-
-
-def spec_of(file: Checkpoint) -> ModelSpec:
-    """Raises Unsupported or ModelFormatError."""
-    table = file.tensors.get("token_embd.weight")
-    return spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
 
 
 def memory(file: Checkpoint, spec: ModelSpec, context: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import typer
@@ -88,7 +89,7 @@ def lines_of(said: dict[str, Any]) -> list[tuple[str, str]]:
     if said["problem"]:
         rows.append(("cannot run", said["problem"]))
     if said["spec"]:
-        rows.append(("spec", ", ".join(f"{k} {_short(v)}" for k, v in said["spec"].items() if v not in _OFF)))
+        rows.append(("spec", notable(said["spec"])))
     rows.append(("parameters", f"{said['parameters']:,} in {said['tensors']} tensors"))
     rows += [("" if i else "formats", format_line(f)) for i, f in enumerate(said["formats"])]
     rows += _text_lines(said["tokenizer"], said["templates"])
@@ -99,9 +100,6 @@ def lines_of(said: dict[str, Any]) -> list[tuple[str, str]]:
 
 def format_line(f: dict[str, Any]) -> str:
     return f"{f['name']:<6} {f['tensors']:>5} tensors {size_of(f['bytes']):>10}"
-
-
-_OFF: tuple[Any, ...] = (None, False, "", 0, [], ())
 
 
 def _text_lines(tokenizer: dict[str, Any], templates: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -133,15 +131,26 @@ def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def size_of(nbytes: int) -> str:
-    """Bytes as people say them, in powers of ten."""
+    """Bytes as people say them, in powers of ten and two figures or more."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if nbytes >= size:
-            return f"{nbytes / size:.{0 if unit == 'MB' else 1}f} {unit}"
+            return f"{nbytes / size:.{1 if nbytes < 10 * size else 0}f} {unit}"
     return f"{nbytes} B"
 
 
-def _short(value: Any) -> str:
-    """A value of the spec on one line: a list of layers by its length where it is long."""
-    if isinstance(value, (list, tuple)) and len(value) > 8:
-        return f"[{', '.join(map(str, value[:4]))}, … {len(value)} in all]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def notable(spec: dict[str, Any]) -> str:
+    """A spec on one line: what every model has, and what is not as in most."""
+    from glassbox.model.spec import ModelSpec, Rope
+
+    def said(values: dict[str, Any], cls: type[Any]) -> str:
+        usual = {f.name: f.default for f in fields(cls)} | {"architecture": values.get("architecture")}
+        return ", ".join(f"{k} {shown(v)}" for k, v in values.items() if v not in (None, [], usual[k]))
+
+    def shown(value: Any) -> str:
+        if isinstance(value, dict):
+            return f"({said(value, Rope)})"
+        if isinstance(value, (list, tuple)) and len(value) > 8:
+            return f"[{', '.join(map(str, value[:4]))}, … {len(value)} in all]"
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    return said(spec, ModelSpec)

@@ -10,17 +10,18 @@ import numpy as np
 
 from glassbox.cache.pages import KINDS, Cache, Group, PagePool, PageShape
 from glassbox.errors import ContextOverflow, ParameterError, PromptError
+from glassbox.model.config import spec_of
 from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
-from glassbox.model.spec import ModelSpec, spec_from_gguf
+from glassbox.model.spec import ModelSpec
 from glassbox.model.sums import sum_rows
+from glassbox.model.tensors import ModelFile
 from glassbox.model.threads import Team, check_threads, thread_count
 from glassbox.model.transformer import write
 from glassbox.model.weights import load_weights
 from glassbox.types import F32, I64, Sums
-from glassbox.weights.gguf import Gguf
 
 Rows = Literal["last", "all"]
 HIDDEN = -1e29  # scores below are of positions a query may not see
@@ -115,17 +116,16 @@ class TransformerModel:
     """A transformer with its weights packed and its kernels loaded."""
 
     def __init__(
-        self, file: Gguf, *, threads: int | None = None, kv: str = "f32", kv_limit: int | None = None,
+        self, file: ModelFile, *, threads: int | None = None, kv: str = "f32", kv_limit: int | None = None,
         announce: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         """kv: how keys and values are kept, a key of cache/pages.py's KINDS; kv_limit: bytes all of them may take."""
-        table = file.tensors.get("token_embd.weight")
-        self.spec: ModelSpec = spec_from_gguf(file.metadata, table.shape[0] if table and len(table.shape) == 2 else 1)
+        self.spec: ModelSpec = spec_of(file)
         self.path: Path = file.path
         self.team = Team(load(announce), thread_count() if threads is None else check_threads(threads))
         self.weights = load_weights(file, self.spec, self.team)
         self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
-        self._ropes = RopeTables(self.spec.head_width, min(FIRST_POSITIONS, self.spec.context))
+        self._ropes = RopeTables(min(FIRST_POSITIONS, self.spec.context))
         self._executors: dict[frozenset[str], Executor] = {}
 
     @property
@@ -167,7 +167,7 @@ class TransformerModel:
         if length > self._ropes.positions:
             positions = min(self.spec.context, max(2 * self._ropes.positions, length))
             self._executors.clear()  # their programs name the old tables: gone before those are, whatever interrupts
-            self._ropes = RopeTables(self.spec.head_width, positions)
+            self._ropes = RopeTables(positions)
         if look in self._executors:
             self._executors[look] = self._executors.pop(look)  # the newest stands last
         else:
@@ -188,6 +188,8 @@ class TransformerModel:
         heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads}.get(kind)
         if heads:
             return value[:, : heads * s.head_width].reshape(len(value), heads, s.head_width)
+        if kind == "mlp_act" and s.experts:
+            return value[:, : s.experts_used * s.mlp_width].reshape(len(value), s.experts_used, s.mlp_width)
         return value[:, : s.mlp_width if kind == "mlp_act" else s.width]
 
     def __repr__(self) -> str:

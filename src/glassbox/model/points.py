@@ -17,7 +17,7 @@ LAYER_POINTS: Mapping[str, str] = {
     "attn_out": "[T, D] what attention adds to the residual stream",
     "resid_mid": "[T, D] the residual stream between attention and MLP",
     "mlp_norm": "[T, D] after the norm before the MLP",
-    "mlp_act": "[T, F] activation(gate) · up",
+    "mlp_act": "[T, F] activation(gate) · up, or activation(up) alone; [T, S, F] of each chosen expert",
     "mlp_out": "[T, D] what the MLP adds to the residual stream",
     "resid_post": "[T, D] the residual stream as it leaves the layer",
 }

@@ -1,8 +1,9 @@
 """The forward pass, from top to bottom: embed, then for each layer norm, attention, add, norm, MLP, add; norm, head.
 
 `write` says it once, as a list of operations on named buffers; kernels/team.py runs that list for any number of tokens
-of any number of sequences. `p.norm(a, x, …)` reads "a = norm of x". A buffer has a row for each token, its width is in
-the comment beside it. `see` marks the points that may be looked at; looking adds a copy and changes no value.
+of any number of sequences. `norm(a, x, …)` reads "a = norm of x". A buffer has a row for each token, its width is in
+the comment beside it. What a model has not, its spec says, and nothing is written for it. `see` marks the points that
+may be looked at; looking adds a copy and changes no value.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from glassbox.model.kernels.program import GELU, SILU, Program
+from glassbox.model.kernels.program import GELU, GELU_ERF, RELU, SILU, Program
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec
-from glassbox.model.weights import Layer, Weights
+from glassbox.model.weights import Layer, Linear, Norm, Routed, Weights
 
-ACTIVATIONS = {"silu": SILU, "gelu": GELU}
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "relu": RELU}
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
     p = Program()
     sheet = Sheet(p)
     see = _seer(sheet, look)
+    slots = max(1, spec.experts_used)  # S: MLPs that a token goes through
+    kind = ACTIVATIONS[spec.activation]
 
     x = p.buffer(spec.width)  # D: the residual stream
     a = p.buffer(spec.width)  # D: what is read from it and what will be added to it
@@ -39,20 +42,51 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
     k = p.buffer(spec.kv_heads * spec.head_width)  # K·W
     v = p.buffer(spec.kv_heads * spec.head_width)  # K·W
     z = p.buffer(spec.heads * spec.head_width)  # H·W: values mixed by attention
-    g = p.buffer(spec.mlp_width)  # F
-    u = p.buffer(spec.mlp_width)  # F
+    g = p.buffer(slots * spec.mlp_width)  # S·F
+    u = p.buffer(slots * spec.mlp_width)  # S·F
+    b = p.buffer(spec.width) if spec.parallel else a  # D: what attention adds
+    r = p.buffer(spec.experts) if spec.experts else -1  # E: the router's scores
+    c = p.buffer(2 * spec.experts_used) if spec.experts else -1  # 2·S: weights of the chosen experts, their numbers
+    e = p.buffer(slots * spec.width) if spec.experts else -1  # S·D: what each of them gives
+
+    def norm(to: int, of: int, n: Norm, *, out: bool = False) -> None:
+        if spec.norm == "rms":
+            p.norm(to, of, n.weight, spec.width, spec.norm_eps, out=out)
+        else:
+            p.layer_norm(to, of, n.weight, n.bias, spec.width, spec.norm_eps, out=out)
+
+    def head_norm(of: int, n: Norm, heads: int, *, free: bool = False) -> None:
+        """Of queries or keys: each head by itself, or all of them as one row."""
+        width, parts = (heads * spec.head_width, 1) if spec.qk_norm == "row" else (spec.head_width, heads)
+        own = spec.qk_norm == "heads"
+        if spec.norm == "rms":
+            p.norm(of, of, n.weight, width, spec.norm_eps, heads=parts, own=own, free=free)
+        else:
+            p.layer_norm(of, of, n.weight, 0, width, spec.norm_eps, heads=parts, own=own, free=free)
+
+    def products(of: int, *to: tuple[int, Linear | None]) -> None:
+        """Each buffer of `to` = its matrix · of, plus its bias."""
+        there = [(buffer, linear) for buffer, linear in to if linear is not None]
+        for i, (buffer, linear) in enumerate(there):
+            p.matmul(buffer, of, linear.matrix, free=i > 0)
+        biased = [(buffer, linear) for buffer, linear in there if linear.bias]
+        for i, (buffer, linear) in enumerate(biased):
+            p.bias(buffer, linear.bias, linear.matrix.rows, free=i > 0)
 
     def attention(layer: Layer, i: int) -> None:
-        """a = o · attention(q · a, k · a, v · a), over the cache."""
-        p.matmul(q, a, layer.q)
-        p.matmul(k, a, layer.k, free=True)
-        p.matmul(v, a, layer.v, free=True)
+        """b = o · attention(q · a, k · a, v · a), over the cache."""
+        products(a, (q, layer.q), (k, layer.k), (v, layer.v))
         if layer.q_norm is not None and layer.k_norm is not None:
-            p.norm(q, q, layer.q_norm, spec.head_width, spec.norm_eps, heads=spec.heads)
-            p.norm(k, k, layer.k_norm, spec.head_width, spec.norm_eps, heads=spec.kv_heads, free=True)
-        cos, sin = ropes.address(spec.rope_base_of(i))
-        p.rope(q, spec.heads, spec.head_width, cos, sin)
-        p.rope(k, spec.kv_heads, spec.head_width, cos, sin, free=True)
+            head_norm(q, layer.q_norm, spec.heads)
+            head_norm(k, layer.k_norm, spec.kv_heads, free=True)
+        rope = spec.rope_of(i)
+        if rope is not None:
+            cos, sin = ropes.address(rope)
+            for buffer, heads in ((q, spec.heads), (k, spec.kv_heads)):
+                p.rope(
+                    buffer, heads, spec.head_width, cos, sin, rotated=rope.width, paired=spec.neighbours,
+                    free=buffer == k,
+                )  # fmt: skip
         see(f"q.{i}", q)
         see(f"k.{i}", k)
         see(f"v.{i}", v)
@@ -60,44 +94,86 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
         p.attend(
             z, q, spec.heads, spec.kv_heads, spec.head_width, spec.place_of(i), spec.attn_scale, spec.window_of(i),
             scores=_square(sheet, f"attn_scores.{i}", look), probs=_square(sheet, f"attn_probs.{i}", look),
+            cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
-        p.matmul(a, z, layer.o)
+        products(z, (b, layer.o))
         if layer.attn_post_norm is not None:
-            p.norm(a, a, layer.attn_post_norm, spec.width, spec.norm_eps)
+            norm(b, b, layer.attn_post_norm)
 
     def mlp(layer: Layer, i: int) -> None:
-        """a = down · (activation(gate · a) · (up · a))."""
-        p.matmul(g, a, layer.gate)
-        p.matmul(u, a, layer.up, free=True)
-        p.gate(g, g, u, spec.mlp_width, ACTIVATIONS[spec.activation])
+        """a = down · (activation(gate · a) · (up · a)), or down · activation(up · a)."""
+        products(a, (g, layer.gate), (u, layer.up))
+        if layer.gate is not None:
+            p.gate(g, g, u, spec.mlp_width, kind)
+        else:
+            p.activate(g, u, spec.mlp_width, kind)
         see(f"mlp_act.{i}", g)
-        p.matmul(a, g, layer.down)
-        if layer.mlp_post_norm is not None:
-            p.norm(a, a, layer.mlp_post_norm, spec.width, spec.norm_eps)
+        products(g, (a, layer.down))
+
+    def experts(routed: Routed, i: int) -> None:
+        """a = Σ weight · MLP(a) over the experts that the router chooses for the token."""
+        p.matmul(r, a, routed.router)
+        p.route(c, r, spec.experts, slots, normed=spec.experts_normed)
+        p.experts(g, a, routed.gate, c, slots, apart=False)
+        p.experts(u, a, routed.up, c, slots, apart=False, free=True)
+        p.gate(g, g, u, slots * spec.mlp_width, kind)
+        see(f"mlp_act.{i}", g)
+        p.experts(e, g, routed.down, c, slots, apart=True)
+        p.mix(a, e, c, slots, spec.width)
+
+    def add(what: int) -> None:
+        """x = x + what."""
+        if spec.residual_scale != 1.0:
+            p.scale(what, what, spec.width, spec.residual_scale)
+        p.add(x, x, what, spec.width)
+
+    def before(layer_norm: Norm | None) -> None:
+        """a = norm of x, or x itself where the model norms only afterwards."""
+        if layer_norm is not None:
+            norm(a, x, layer_norm)
+        elif not spec.pre_norms:
+            p.copy(a, x, spec.width)
 
     p.embed(x, w.embedding, spec.embed_scale)
+    if w.positions is not None:
+        p.position(x, x, w.positions, spec.position_offset)
+    if w.embed_norm is not None:
+        norm(x, x, w.embed_norm)
     see("embed", x)
     for i, layer in enumerate(w.layers):
         see(f"resid_pre.{i}", x)
-        p.norm(a, x, layer.attn_norm, spec.width, spec.norm_eps)
+        before(layer.attn_norm)
         see(f"attn_norm.{i}", a)
         attention(layer, i)
-        see(f"attn_out.{i}", a)
-        p.add(x, x, a, spec.width)
-        see(f"resid_mid.{i}", x)
-        p.norm(a, x, layer.mlp_norm, spec.width, spec.norm_eps)
+        see(f"attn_out.{i}", b)
+        if not spec.parallel:
+            add(b)
+            see(f"resid_mid.{i}", x)
+        before(layer.mlp_norm)  # in parallel, of the same x; where the norm is shared, `a` still holds it
         see(f"mlp_norm.{i}", a)
-        mlp(layer, i)
+        if layer.routed is not None:
+            experts(layer.routed, i)
+        else:
+            mlp(layer, i)
+        if layer.mlp_post_norm is not None:
+            norm(a, a, layer.mlp_post_norm)
         see(f"mlp_out.{i}", a)
-        p.add(x, x, a, spec.width)
+        if spec.parallel:
+            add(b)
+            see(f"resid_mid.{i}", x)
+        add(a)
         see(f"resid_post.{i}", x)
 
     last = p.buffer(spec.width, out=True)  # D, for the rows whose logits are wanted
     sheet.logits = p.buffer(spec.vocab, out=True)  # V
     p.gather(last, x, spec.width)
-    p.norm(last, last, w.final_norm, spec.width, spec.norm_eps, out=True)
+    norm(last, last, w.final_norm, out=True)
     see("final_norm", last, out=True)
     p.matmul(sheet.logits, last, w.head, out=True)
+    if spec.logit_scale != 1.0:
+        p.scale(sheet.logits, sheet.logits, spec.vocab, spec.logit_scale, out=True)
+    if spec.logit_cap:
+        p.cap(sheet.logits, sheet.logits, spec.vocab, spec.logit_cap, out=True)
     return sheet
 
 

@@ -6,7 +6,8 @@ scales, V row after row, and V's scales. A sequence's table gives the address of
 of a group; a layer lies `layer` bytes on. Numbers are float32, float16, or 8-bit codes with a float32 scale for each
 position and head (cache/pages.py has the sizes).
 
-The contract: score(q, k) = scale · chain of fma over the head's width in ascending order; softmax over positions with
+The contract: score(q, k) = scale · chain of fma over the head's width in ascending order, then capped and sloped where
+the model has it; softmax over positions with
 lanes by absolute position mod 8; out[d] = chain of fma over positions in ascending order. A position outside a query's
 view has probability exactly 0 and changes nothing, so how queries are grouped, chunked or paged leaves every bit alone.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from glassbox.model.kernels.elementwise import copy_row, softmax_row
+from glassbox.model.kernels.elementwise import cap_row, copy_row, softmax_row
 from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.simd import (
     broadcast,
@@ -174,6 +175,13 @@ def hide(s, first, end, low, high):
         store1(s + 4 * (t - first), UNSEEN)
 
 
+@kernel
+def slope(s, first, at, by):
+    """Each score falls by `by` with every position that it lies before `at` (Press, Smith and Lewis 2021)."""
+    for t in range(first, at):
+        store1(s + 4 * (t - first), load1(s + 4 * (t - first)) - by * np.float32(at - t))
+
+
 @inlined
 def weight(kind, p, scales, slot):
     """A probability in every lane; of an 8-bit row, times the row's scale."""
@@ -256,12 +264,12 @@ def query_at(base, stride, i, group, head, width):
 @kernel
 def attend(
     kind, q, q_stride, out, out_stride, positions, tables, head, group, width, layer, window, scale, begin, end,
-    scratch, s_stride, scores_to, probs_to, see_width, heads,
+    scratch, s_stride, scores_to, probs_to, see_width, heads, cap, slopes,
 ):  # fmt: skip
     """Queries begin … end of one key-value head, up to four of one sequence at a time.
 
     positions, tables: int64 [T]; window: how many positions a query sees, itself included (0: all). scores_to and
-    probs_to are 0 or float32 [T, heads, see_width].
+    probs_to are 0 or float32 [T, heads, see_width]. cap and slopes: see Program.attend.
     """
     i = begin
     while i < end:
@@ -283,6 +291,10 @@ def attend(
         for c in range(n):
             s = scratch + c * s_stride
             at = load_i64(positions + 8 * ((i + c) // group))
+            if cap > np.float32(0.0):
+                cap_row(s, s, stop - first, cap)
+            if slopes != 0:
+                slope(s, first, at, load1(slopes + 4 * (head * group + (i + c) % group)))
             hide(s, first, stop, 0 if window <= 0 else max(0, at - window + 1), at)
             see(s, first, stop, scores_to, i + c, group, head, heads, see_width)
             softmax_row(s, stop - first)

@@ -13,7 +13,9 @@ from glassbox.model.kernels.simd import (
     div8,
     fma8,
     largest8,
+    load1,
     load8,
+    magnitude8,
     max8,
     min8,
     mul8,
@@ -21,6 +23,7 @@ from glassbox.model.kernels.simd import (
     round8,
     splat8,
     sqrt1,
+    store1,
     store8,
     sub8,
     sum8,
@@ -74,6 +77,70 @@ def gelu8(x):
     return div8(x, add8(splat8(1.0), e))
 
 
+# Φ(−a)·e**(a²/2) as a polynomial in t = 1/(1 + a/2), t from 0.13 (a = 13.2, beyond which exp gives 0) to 1:
+# the coefficients of the highest power first, fitted by tools/fit_gelu.py, largest relative error 4e-8.
+TAIL = (
+    -0.0454038231, 0.298896404, -0.837616833, 1.25551088, -0.996593233, 0.315329565, -0.0560801064, 0.169145044,
+    0.19719379, 0.199622682, -4.3721853e-06,
+)  # fmt: skip
+
+
+@inlined
+def gelu_erf8(x):
+    """GELU as it is defined, x·Φ(x) = max(x, 0) − |x|·Φ(−|x|), Φ the normal distribution's."""
+    a = magnitude8(x)
+    t = div8(splat8(1.0), fma8(a, splat8(0.5), splat8(1.0)))
+    p = splat8(TAIL[0])
+    for c in TAIL[1:]:
+        p = fma8(p, t, splat8(c))
+    tail = mul8(p, exp8(mul8(mul8(a, a), splat8(-0.5))))
+    return sub8(max8(x, zero8()), mul8(a, tail))
+
+
+@inlined
+def relu8(x):
+    return max8(x, zero8())
+
+
+@inlined
+def tanh8(x):
+    """tanh x = (e**2x − 1) / (e**2x + 1), where e**2x − 1 = 2**n·(e**r − 1) + (2**n − 1) keeps what is small exact."""
+    y = min8(max8(add8(x, x), splat8(-20.0)), splat8(20.0))  # beyond, it is ±1 in float32
+    n = round8(mul8(y, splat8(1.4426950408889634)))
+    r = fma8(n, splat8(-0.693359375), y)
+    r = fma8(n, splat8(2.12194440e-4), r)
+    p = splat8(0.00019841269841269841)  # 1/7!
+    p = fma8(p, r, splat8(0.001388888888888889))
+    p = fma8(p, r, splat8(0.008333333333333333))
+    p = fma8(p, r, splat8(0.041666666666666664))
+    p = fma8(p, r, splat8(0.16666666666666666))
+    p = fma8(p, r, splat8(0.5))
+    p = fma8(p, r, splat8(1.0))
+    two = power_of_two(splat8(1.0), n)
+    less = fma8(two, mul8(p, r), sub8(two, splat8(1.0)))
+    return div8(less, add8(less, splat8(2.0)))
+
+
+@kernel
+def layer_norm(x, weight, bias, out, n, eps):
+    """out = weight · (x − mean x) / √(variance x + eps) + bias (Ba, Kiros and Hinton 2016). bias: an address or 0."""
+    total = zero8()
+    for o in range(0, 4 * n, 32):
+        total = add8(total, load8(x + o))
+    mean = splat8(sum8(total) / np.float32(n))
+    total = zero8()
+    for o in range(0, 4 * n, 32):
+        v = sub8(load8(x + o), mean)
+        total = fma8(v, v, total)
+    scale = splat8(np.float32(1.0) / sqrt1(sum8(total) / np.float32(n) + np.float32(eps)))
+    for o in range(0, 4 * n, 32):
+        y = mul8(sub8(load8(x + o), mean), scale)
+        if bias != 0:
+            store8(out + o, fma8(y, load8(weight + o), load8(bias + o)))
+        else:
+            store8(out + o, mul8(y, load8(weight + o)))
+
+
 @kernel
 def rms_norm(x, weight, out, n, eps):
     """out = weight · x / √(mean x² + eps) (Zhang and Sennrich 2019)."""
@@ -106,15 +173,37 @@ def copy_row(x, out, n):
 
 
 @kernel
-def silu_gate(gate, up, out, n):
+def cap_row(x, out, n, by):
+    """out = by · tanh(x / by)."""
+    inverse, most = splat8(np.float32(1.0) / by), splat8(by)
     for o in range(0, 4 * n, 32):
-        store8(out + o, mul8(silu8(load8(gate + o)), load8(up + o)))
+        store8(out + o, mul8(most, tanh8(mul8(load8(x + o), inverse))))
 
 
-@kernel
-def gelu_gate(gate, up, out, n):
-    for o in range(0, 4 * n, 32):
-        store8(out + o, mul8(gelu8(load8(gate + o)), load8(up + o)))
+def gate_row(activation):
+    """Make the function out = activation(gate) · up."""
+
+    @kernel
+    def run(gate, up, out, n):
+        for o in range(0, 4 * n, 32):
+            store8(out + o, mul8(activation(load8(gate + o)), load8(up + o)))
+
+    return run
+
+
+def activate_row(activation):
+    @kernel
+    def run(x, out, n):
+        for o in range(0, 4 * n, 32):
+            store8(out + o, activation(load8(x + o)))
+
+    return run
+
+
+silu_gate, silu_row = gate_row(silu8), activate_row(silu8)
+gelu_gate, gelu_row = gate_row(gelu8), activate_row(gelu8)
+gelu_erf_gate, gelu_erf_row = gate_row(gelu_erf8), activate_row(gelu_erf8)
+relu_gate, relu_row = gate_row(relu8), activate_row(relu8)
 
 
 @kernel
@@ -125,6 +214,17 @@ def rotate_halves(x, cos, sin, half):
         a, b = load8(x + o), load8(x + 4 * half + o)
         store8(x + o, sub8(mul8(a, c), mul8(b, s)))
         store8(x + 4 * half + o, add8(mul8(b, c), mul8(a, s)))
+
+
+@kernel
+def rotate_pairs(x, cos, sin, half, step, apart):
+    """The same with pair i at x + step·i and `apart` bytes further: neighbours, or so few that no vector fills."""
+    for i in range(half):
+        c, s = load1(cos + 4 * i), load1(sin + 4 * i)
+        p = x + step * i
+        a, b = load1(p), load1(p + apart)
+        store1(p, a * c - b * s)
+        store1(p + apart, b * c + a * s)
 
 
 @kernel
@@ -148,3 +248,38 @@ def softmax_row(x, n):
 def fill(out, n, value):
     for o in range(0, 4 * n, 32):
         store8(out + o, splat8(value))
+
+
+@kernel
+def choose_experts(scores, to, experts, used, normed, scratch):
+    """Softmax, then the `used` likeliest (of equals the first): their weights at `to`, then their numbers."""
+    padded = (experts + 7) // 8 * 8
+    for i in range(experts):
+        store1(scratch + 4 * i, load1(scores + 4 * i))
+    for i in range(experts, padded):
+        store1(scratch + 4 * i, np.float32(-1.0e30))
+    softmax_row(scratch, padded)
+    total = np.float32(0.0)
+    for s in range(used):
+        best, most = 0, np.float32(-1.0)
+        for i in range(experts):
+            p = load1(scratch + 4 * i)
+            if p > most:
+                best, most = i, p
+        store1(scratch + 4 * best, np.float32(-2.0))
+        store1(to + 4 * s, most)
+        store1(to + 4 * (used + s), np.float32(best))
+        total += most
+    if normed:
+        for s in range(used):
+            store1(to + 4 * s, load1(to + 4 * s) / total)
+
+
+@kernel
+def mix_rows(x, chosen, out, n, used):
+    """out = Σ weight · row of each chosen expert, in the order in which they were chosen."""
+    for o in range(0, 4 * n, 32):
+        total = zero8()
+        for s in range(used):
+            total = fma8(splat8(load1(chosen + 4 * s)), load8(x + 4 * n * s + o), total)
+        store8(out + o, total)

@@ -128,19 +128,23 @@ def per_unit(op, count, columns):
     """How much of an instruction one unit takes: tiles of a product, queries of attention, or rows."""
     if op == pr.MATMUL or op == pr.PACK:
         return max(1, pr.UNIT_WEIGHTS // (8 * columns * count))
+    if op == pr.EXPERTS:
+        return max(1, pr.UNIT_WEIGHTS // (8 * columns))
     if op == pr.ATTEND:
         return pr.QUERY_BLOCK
     return pr.TOKEN_BLOCK
 
 
 @kernel
-def unit_count(op, count, per, m, group):
+def unit_count(op, count, per, m, group, slots):
     if op == pr.MATMUL or op == pr.PACK:
         return (m + per - 1) // per
     if op == pr.WEIGH:
         return m
     if op == pr.ATTEND:
         return m * ((count * group + per - 1) // per)
+    if op == pr.EXPERTS:
+        return count * slots * ((m + per - 1) // per)
     return (count + per - 1) // per
 
 
@@ -155,6 +159,19 @@ def do_matmul(row, dst, d_stride, src, s_stride, count, tile, per, scratch):
         for r in range(tile, end):
             decode_rows(layout, w, scratch, columns, r)
             mm.many_tokens(scratch, src, s_stride, dst + 32 * r, d_stride, columns, count, kept)
+
+
+@kernel
+def do_experts(job, row, dst, d_stride, src, s_stride, unit, per):
+    """Some tiles of one chosen expert's product with one token."""
+    m, used, columns = field(row, pr.M), field(row, pr.GROUP), field(row, pr.N)
+    blocks = (m + per - 1) // per
+    t, slot, tile = unit // (used * blocks), unit // blocks % used, unit % blocks * per
+    at = 8 * field(row, pr.SRC2)
+    chosen = load_i64(field(job, pr.BUFFERS) + at) + t * load_i64(field(job, pr.STRIDES) + at)
+    w = field(row, pr.WEIGHT) + int(load1(chosen + 4 * (used + slot))) * field(row, pr.EXTRA)
+    x, out = src + t * s_stride + slot * field(row, pr.MORE), dst + t * d_stride + 32 * m * slot
+    product_one(field(row, pr.K), w, x, out, columns, tile, min(tile + per, m))
 
 
 @kernel
@@ -179,8 +196,44 @@ def do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
         field(job, pr.SCRATCH_STRIDE) // 16 * 4,
         load_i64(buffers + 8 * scores) if scores >= 0 else 0,
         load_i64(buffers + 8 * probs) if probs >= 0 else 0,
-        field(job, pr.SEE_WIDTH), m * group,
+        field(job, pr.SEE_WIDTH), m * group, load1(row + 8 * pr.MORE), field(row, pr.SRC2),
     )  # fmt: skip
+
+
+@kernel
+def gated(kind, gate, up, out, n):
+    if kind == pr.SILU:
+        ew.silu_gate(gate, up, out, n)
+    elif kind == pr.GELU:
+        ew.gelu_gate(gate, up, out, n)
+    elif kind == pr.GELU_ERF:
+        ew.gelu_erf_gate(gate, up, out, n)
+    else:
+        ew.relu_gate(gate, up, out, n)
+
+
+@kernel
+def activate(kind, x, out, n):
+    if kind == pr.SILU:
+        ew.silu_row(x, out, n)
+    elif kind == pr.GELU:
+        ew.gelu_row(x, out, n)
+    elif kind == pr.GELU_ERF:
+        ew.gelu_erf_row(x, out, n)
+    else:
+        ew.relu_row(x, out, n)
+
+
+@kernel
+def rotate(x, heads, width, half, paired, cos, sin):
+    for h in range(heads):
+        head = x + 4 * width * h
+        if paired:
+            ew.rotate_pairs(head, cos, sin, half, 8, 4)
+        elif half % 8:
+            ew.rotate_pairs(head, cos, sin, half, 4, 4 * half)
+        else:
+            ew.rotate_halves(head, cos, sin, half)
 
 
 @kernel
@@ -190,18 +243,14 @@ def do_row(job, row, op, t, to, src, src2, scratch):
     weight, real = field(row, pr.WEIGHT), load1(row + 8 * pr.REAL)
     if op == pr.NORM:
         for h in range(m):
-            ew.rms_norm(src + 4 * n * h, weight, to + 4 * n * h, n, real)
+            ew.rms_norm(src + 4 * n * h, weight + k * h, to + 4 * n * h, n, real)
     elif op == pr.ADD:
         ew.add_rows(src, src2, to, n)
     elif op == pr.GATE:
-        if k == pr.SILU:
-            ew.silu_gate(src, src2, to, n)
-        else:
-            ew.gelu_gate(src, src2, to, n)
+        gated(k, src, src2, to, n)
     elif op == pr.ROPE:
-        at = 2 * n * load_i64(field(job, pr.POSITIONS) + 8 * t)  # a row of the tables has n / 2 float32
-        for h in range(m):
-            ew.rotate_halves(to + 4 * n * h, weight + at, field(row, pr.EXTRA) + at, n // 2)
+        at = 4 * k * load_i64(field(job, pr.POSITIONS) + 8 * t)  # a row of the tables has k float32
+        rotate(to, m, n, k, field(row, pr.GROUP), weight + at, field(row, pr.EXTRA) + at)
     elif op == pr.STORE_KV:
         position, table = load_i64(field(job, pr.POSITIONS) + 8 * t), load_i64(tables_of(job, row) + 8 * t)
         store_kv(field(job, pr.KV_KIND), src, src2, table, position, m, n, k * field(job, pr.LAYER_BYTES))
@@ -213,6 +262,23 @@ def do_row(job, row, op, t, to, src, src2, scratch):
         ew.scale_row(src, to, n, real)
     elif op == pr.COPY or op == pr.GATHER:
         ew.copy_row(src, to, n)
+    elif op == pr.LAYER_NORM:
+        for h in range(m):
+            ew.layer_norm(src + 4 * n * h, weight + k * h, field(row, pr.EXTRA), to + 4 * n * h, n, real)
+    elif op == pr.BIAS:
+        ew.add_rows(src, weight, to, n)
+    elif op == pr.ACTIVATE:
+        activate(k, src, to, n)
+    elif op == pr.CAP:
+        ew.cap_row(src, to, n, real)
+    elif op == pr.POSITION:
+        at = load_i64(field(job, pr.POSITIONS) + 8 * t) + field(row, pr.EXTRA)
+        decode_rows(k, weight, scratch, n, at // 8)
+        ew.add_rows(src, scratch + mm.row_stride(n) * (at % 8), to, n)
+    elif op == pr.ROUTE:
+        ew.choose_experts(src, to, n, m, k, scratch)
+    elif op == pr.MIX:
+        ew.mix_rows(src, src2, to, n, m)
 
 
 @kernel
@@ -243,6 +309,8 @@ def do_unit(job, row, op, count, per, unit, scratch):
     src, s_stride = load_i64(buffers + s), load_i64(strides + s)
     if op == pr.MATMUL:
         do_matmul(row, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+    elif op == pr.EXPERTS:
+        do_experts(job, row, dst, d_stride, src, s_stride, unit, per)
     elif op == pr.PACK:
         do_pack(row, unit * per, per)
     elif op == pr.WEIGH:
@@ -296,7 +364,7 @@ def run(job, thread):
         if count == 0:
             continue
         per = per_unit(op, count, field(row, pr.N))
-        units = unit_count(op, count, per, field(row, pr.M), field(row, pr.WEIGHT))
+        units = unit_count(op, count, per, field(row, pr.M), field(row, pr.WEIGHT), field(row, pr.GROUP))
         if field(row, pr.FREE) == 0:
             wait(done, before)
         finished = do_units(job, row, i, op, count, per, units, thread, scratch)

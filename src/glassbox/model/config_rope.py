@@ -1,0 +1,105 @@
+"""Reads the rotary embedding from a config.json, in its older spelling (rope_theta, rope_scaling) and its newer one
+(rope_parameters, also one for each kind of layer)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from glassbox.model.architectures import Architecture
+from glassbox.model.fields import Fields
+from glassbox.model.rope import longrope_gain, yarn_gain
+from glassbox.model.spec import Rope
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # su: what longrope was called first
+LAYERS = ("full_attention", "sliding_attention")
+
+
+def ropes(read: Fields, row: Architecture, head_width: int, context: int) -> tuple[Rope | None, Rope | None, int]:
+    """(rope of all layers, that of local layers if it is another, positions). Takes the keys it knows out of `read`."""
+    if not row.rotary:
+        return None, None, context
+    new, old = read.get("rope_parameters") or {}, read.get("rope_scaling") or {}
+    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(value, dict):
+            read.fail(key, "must be an object")
+    theta = read.real(("rope_theta", "rotary_emb_base"), row.theta)
+    partial = read.real(("partial_rotary_factor", "rotary_pct"), row.partial)
+    original = read.get("original_max_position_embeddings")
+    common = {"rope_theta": theta, "partial_rotary_factor": partial}
+    if original is not None:
+        common["original_max_position_embeddings"] = read.whole("original_max_position_embeddings")
+    if not row.local_theta:
+        rope, most = _rope({**common, **new, **old, **_original(common)}, head_width, context)
+        return rope, None, most
+    nested = {key: new.get(key) or {} for key in LAYERS}
+    if new.keys() - set(LAYERS):
+        read.fail("rope_parameters", f"must have one for each of {', '.join(LAYERS)}")
+    local = {**common, "rope_theta": read.real("rope_local_base_freq", row.local_theta), **nested["sliding_attention"]}
+    rope, most = _rope({**common, **nested["full_attention"], **old}, head_width, context)
+    local_rope, most = _rope(local, head_width, most)
+    return rope, local_rope, most
+
+
+def _original(common: Mapping[str, Any]) -> dict[str, Any]:
+    """Beside the sizes of the model it has precedence over the same inside rope_scaling."""
+    return {k: v for k, v in common.items() if k == "original_max_position_embeddings"}
+
+
+def _rope(values: Mapping[str, Any], head_width: int, context: int) -> tuple[Rope, int]:
+    """One rope, and how many positions it is good for."""
+    read = Fields(values, "config.json rope_parameters ")
+    kind = read.word(("rope_type", "type"), KINDS, "default")
+    read.get("type")
+    base, width = read.real("rope_theta"), int(head_width * read.real("partial_rotary_factor", 1.0))
+    if width % 2 or not 0 < width <= head_width:
+        read.fail("partial_rotary_factor", f"rotates {width} of {head_width} numbers; an even number of them is needed")
+    original = read.whole("original_max_position_embeddings", context)
+    rope = Rope(base, width)
+    if kind == "linear":
+        rope = Rope(base, width, kind, factor=read.real("factor"))
+    elif kind == "dynamic":  # stretches only sequences longer than the context, which are refused here
+        read.real("factor")
+    elif kind == "llama3":
+        low, high = read.real("low_freq_factor"), read.real("high_freq_factor")
+        if low >= high:
+            read.fail("low_freq_factor", f"is {low}, but must be under high_freq_factor")
+        rope = Rope(base, width, kind, factor=read.real("factor"), original=original, low=low, high=high)
+    elif kind == "yarn":
+        rope = _yarn(read, base, width, context, original)
+    elif kind in ("longrope", "su"):
+        rope, context = _longrope(read, base, width, context, original)
+    read.finish({}, ())
+    return rope, context
+
+
+def _yarn(read: Fields, base: float, width: int, context: int, original: int) -> Rope:
+    factor = read.real("factor", context / original)
+    weights = read.get("mscale"), read.get("mscale_all_dim")
+    gain = yarn_gain(factor)
+    if all(weights):
+        gain = yarn_gain(factor, read.real("mscale")) / yarn_gain(factor, read.real("mscale_all_dim"))
+    return Rope(
+        base, width, "yarn", factor=factor, original=original, fast=read.real("beta_fast", 32.0),
+        slow=read.real("beta_slow", 1.0), truncate=read.flag("truncate", True),
+        gain=read.real("attention_factor", gain),
+    )  # fmt: skip
+
+
+def _longrope(read: Fields, base: float, width: int, context: int, original: int) -> tuple[Rope, int]:
+    """Sequences up to the original length have divisors of their own, and others once they grow past it: what was
+    computed before would have to be computed anew. So the context ends there."""
+    divisors = {key: _divisors(read, key, width // 2) for key in ("short_factor", "long_factor")}
+    gain = longrope_gain(read.real("factor", context / original), original)
+    rope = Rope(base, width, divisors=divisors["short_factor"], gain=read.real("attention_factor", gain))
+    return rope, min(context, original)
+
+
+def _divisors(read: Fields, key: str, count: int) -> tuple[float, ...]:
+    given = read.several(key, count, (int, float))
+    if given is None:
+        read.fail(key, "is missing")
+    if not all(0 < d < math.inf for d in given):
+        read.fail(key, "must be positive numbers")
+    return tuple(float(d) for d in given)

@@ -1,0 +1,207 @@
+"""Every architecture and every rotary embedding against transformers' logits, and against itself cut in every way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_weights
+
+from glassbox.errors import ModelFormatError, Unsupported
+from glassbox.model.config_hf import spec_from_config
+from glassbox.model.model import TransformerModel, forward
+from glassbox.model.points import all_points
+
+CASES, LOGITS = tiny_weights.load()
+
+
+def load(case: str, threads: int = 1) -> TransformerModel:
+    return TransformerModel(tiny_weights.checkpoint(case, CASES), threads=threads)
+
+
+def run(model: TransformerModel, ids: list[int], **how: Any) -> np.ndarray:
+    cache = model.new_cache()
+    logits = forward(model, ids, cache, **how)[0]
+    cache.release()
+    return logits
+
+
+def ids_of(case: str) -> list[int]:
+    return tiny_weights.ids_of(case, CASES[case]["config"]["vocab_size"])
+
+
+def off(got: np.ndarray, case: str, first: int = 0) -> float:
+    """The largest difference from the golden's rows, over its largest logit (0.4 … 12)."""
+    right = LOGITS[case]
+    return float(np.abs(got - right[first : first + len(got)]).max() / np.abs(right).max())
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_logits_are_those_of_transformers(case: str) -> None:
+    got = run(load(case), ids_of(case), rows="all")
+    assert got.shape == LOGITS[case].shape
+    assert off(got, case) <= 1e-5
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_cache_chunks_threads_and_looking_change_no_bit(case: str) -> None:
+    model, other, ids = load(case), load(case, threads=2), ids_of(case)
+    whole = run(model, ids, rows="all").tobytes()
+    assert run(model, ids, rows="all", chunk=1).tobytes() == whole
+    assert run(other, ids, rows="all", chunk=7).tobytes() == whole
+    assert run(other, ids, rows="all", observe=all_points(model.layers)).tobytes() == whole
+    cache = model.new_cache()
+    forward(model, ids[:30], cache)
+    cache.truncate(20)
+    assert forward(model, ids[20:], cache, rows="all")[0].tobytes() == whole[len(whole) // 2 :]
+
+
+WINDOWED = [case for case in sorted(CASES) if spec_from_config(CASES[case]["config"]).local]
+
+
+@pytest.mark.parametrize("case", WINDOWED)
+def test_around_the_window(case: str) -> None:
+    """Sequences of W−1, W and W+1 tokens, token by token, with what no query reads again given back."""
+    model, ids = load(case), ids_of(case)
+    window = model.spec.window
+    for length in (window - 1, window, window + 1):
+        cache = model.new_cache()
+        for i in range(length):
+            row = forward(model, ids[i : i + 1], cache)[0]
+            cache.trim()
+        assert off(row, case, length - 1) <= 1e-5, length
+        cache.release()
+
+
+def test_every_architecture_and_rope_is_there() -> None:
+    specs = [(CASES[case]["config"], spec_from_config(CASES[case]["config"])) for case in CASES]
+    assert {s.architecture for _, s in specs} == {
+        "gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3",
+        "granite", "starcoder2", "stablelm", "gpt_neox", "cohere", "opt", "bloom", "mixtral", "qwen3_moe",
+    }  # fmt: skip
+    kinds = {(c.get("rope_parameters") or {}).get("rope_type", "none") for c, _ in specs}
+    assert kinds >= {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
+
+
+# --- spellings ---
+
+
+def older(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config as it was written before rope_parameters."""
+    out = dict(config)
+    new = dict(out.pop("rope_parameters", None) or {})
+    if "full_attention" in new:
+        out["rope_local_base_freq"] = new["sliding_attention"]["rope_theta"]
+        new = dict(new["full_attention"])
+    names = (
+        ("rotary_emb_base", "rotary_pct")
+        if config["model_type"] == "gpt_neox"
+        else ("rope_theta", "partial_rotary_factor")
+    )
+    for name, key in zip(names, ("rope_theta", "partial_rotary_factor"), strict=True):
+        if key in new:
+            out[name] = new.pop(key)
+    if new.get("rope_type", "default") != "default":
+        out["rope_scaling"] = new
+        if config["model_type"] == "phi3":  # once called so, and `type`
+            new["type"] = "su"
+            del new["rope_type"]
+    return out
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_the_older_spelling_says_the_same(case: str) -> None:
+    config = CASES[case]["config"]
+    assert spec_from_config(older(config)) == spec_from_config(config)
+
+
+# --- refusals ---
+
+
+def changed(case: str, **changes: Any) -> dict[str, Any]:
+    return {**CASES[case]["config"], **changes}
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("llama-a", dict(sliding_window=8), "sliding_window: is set, which Glassbox does not know"),
+        ("llama-a", dict(quantization_config={"bits": 4}), "quantization_config: is set"),
+        ("llama-a", dict(hidden_act="mish"), "hidden_act: is 'mish', which is not supported"),
+        ("llama-a", dict(head_dim=24), "head_dim: is 24, but a multiple of 16"),
+        ("llama-a", dict(num_key_value_heads=3), "num_key_value_heads: is 3, which does not divide 4"),
+        ("llama-a", dict(num_attention_heads=5, head_dim=None), "num_attention_heads: is 5, which does not divide"),
+        ("llama-a", dict(rope_parameters={"rope_type": "3d"}), "rope_type: is '3d', which is not supported"),
+        ("llama-a", dict(rope_parameters={"rope_type": "linear"}), "factor: is missing"),
+        ("llama-a", dict(rope_parameters={"rope_type": "default", "x": 1}), "rope_parameters x: is set"),
+        ("llama-a", dict(rope_scaling=[1]), "rope_scaling: must be an object"),
+        ("llama-a", dict(hidden_size=None), "hidden_size: is missing"),
+        ("llama-a", dict(attention_bias="yes"), "attention_bias: is 'yes', but must be true or false"),
+        ("phi3-longrope-a", dict(rope_parameters={"rope_type": "longrope", "long_factor": [1]}), "short_factor: is m"),
+        ("qwen2-a", dict(layer_types=["full_attention"]), r"layer_types: is \[.*\], but must be a list of 2"),
+        ("qwen2-a", dict(layer_types=["full_attention", "sliding_attention"]), "use_sliding_window is false"),
+        ("gemma3-a", dict(layer_types=["full_attention", "chunked"]), "layer_types: names 'chunked'"),
+        ("gemma3-a", dict(use_bidirectional_attention=True), "use_bidirectional_attention: is True, which is not"),
+        ("gpt2-a", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx: is True"),
+        ("opt-a", dict(do_layer_norm_before=False), "do_layer_norm_before: is False"),
+        ("opt-a", dict(word_embed_proj_dim=32), "word_embed_proj_dim: differs from the width of 64"),
+        ("bloom-a", dict(apply_residual_connection_post_layernorm=True), "post_layernorm: is True"),
+        ("qwen3_moe-a", dict(mlp_only_layers=[0]), r"mlp_only_layers: is \[0\]"),
+        ("qwen3_moe-a", dict(num_experts_per_tok=7), "num_experts_per_tok: is 7, but there are 6 experts"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_model_is_refused_by_name(case: str, changes: dict[str, Any], words: str) -> None:
+    spec_from_config(CASES[case]["config"])
+    with pytest.raises(ModelFormatError, match=words) as caught:
+        spec_from_config(changed(case, **changes))
+    assert "config.json" in str(caught.value)
+
+
+def test_unknown_architectures_are_named() -> None:
+    with pytest.raises(Unsupported, match=r"architecture 'mamba' is not supported .known: bloom, cohere"):
+        spec_from_config({"model_type": "mamba"})
+    with pytest.raises(ModelFormatError, match="model_type: is missing"):
+        spec_from_config({})
+
+
+def test_a_null_is_not_a_default() -> None:
+    """gemma2 caps its logits if its config says nothing of it, and does not if it says null."""
+    config = CASES["gemma2-a"]["config"]
+    absent = {key: value for key, value in config.items() if not key.endswith("softcapping")}
+    assert (spec_from_config(absent).attn_cap, spec_from_config(absent).logit_cap) == (50.0, 30.0)
+    null = spec_from_config({**config, "attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (null.attn_cap, null.logit_cap) == (0.0, 0.0)
+    assert not spec_from_config(changed("mistral-a", sliding_window=None)).local
+
+
+@pytest.mark.parametrize("case", ["llama-b", "gpt2-a", "mixtral-a", "stablelm-b", "bloom-a"])
+def test_each_tensor_is_needed_and_no_other_taken(case: str) -> None:
+    file = tiny_weights.checkpoint(case, CASES)
+    for name in file.tensors:
+        less = tiny_weights.checkpoint(case, CASES)
+        del less.tensors[name]
+        with pytest.raises(ModelFormatError) as caught:
+            TransformerModel(less, threads=1)
+        assert caught.value.field == name
+    more = tiny_weights.Memory(file.config, {**file.arrays, "model.layers.0.extra.weight": np.zeros(3, np.float32)})
+    with pytest.raises(ModelFormatError, match=r"extra.weight: is not part of the"):
+        TransformerModel(more, threads=1)
+
+
+def test_a_tied_head_may_stand_twice_but_must_be_the_embedding() -> None:
+    file = tiny_weights.checkpoint("llama-b", CASES)
+    table = file.arrays["model.embed_tokens.weight"]
+    twice = tiny_weights.Memory(file.config, {**file.arrays, "lm_head.weight": table})
+    assert run(TransformerModel(twice, threads=1), [1, 2]).tobytes() == run(load("llama-b"), [1, 2]).tobytes()
+    other = tiny_weights.Memory(file.config, {**file.arrays, "lm_head.weight": table + 1})
+    with pytest.raises(ModelFormatError, match=r"lm_head.weight: is not the embedding"):
+        TransformerModel(other, threads=1)
+
+
+def test_names_without_their_first_part() -> None:
+    """As bodies saved without a head have them."""
+    file = tiny_weights.checkpoint("gpt2-a", CASES)
+    bare = {name.removeprefix("transformer."): a for name, a in file.arrays.items()}
+    got = run(TransformerModel(tiny_weights.Memory(file.config, bare), threads=1), ids_of("gpt2-a"), rows="all")
+    assert off(got, "gpt2-a") <= 1e-5
