@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL"}
+DTYPES = {"float32": "F32", "float16": "F16", "int64": "I64", "bool": "BOOL", "uint16": "BF16"}
 
 
 def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def build(header: Any, data: bytes = b"", *, length: int | None = None) -> bytes
 
 
 def tensors(arrays: Mapping[str, np.ndarray[Any, Any]], notes: dict[str, str] | None = None) -> bytes:
-    """A sound file."""
+    """A sound file. uint16 stands for bfloat16, which numpy lacks."""
     header: dict[str, Any] = {} if notes is None else {"__metadata__": notes}
     data = b""
     for name, a in arrays.items():

@@ -1,0 +1,118 @@
+"""Folders with config.json and safetensors through `glassbox.load`: the same model in every way it may be stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_weights
+from safetensors_writer import folder, tensors
+
+import glassbox
+from glassbox.cli.main import run as cli
+from glassbox.errors import ModelFormatError
+
+CASES, LOGITS = tiny_weights.load()
+CASE = "llama-a"
+SOME = ("llama-a", "gpt2-b", "gemma2-a", "mixtral-a", "phi3-a")
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def arrays_of(case: str) -> Arrays:
+    return tiny_weights.checkpoint(case, CASES).arrays
+
+
+def config_of(case: str) -> dict[str, Any]:
+    config: dict[str, Any] = dict(CASES[case]["config"])
+    return config
+
+
+def write(to: Path, arrays: Arrays, shards: int = 1, case: str = CASE) -> Path:
+    files: dict[str, Any] = {"config.json": config_of(case)}
+    if shards == 1:
+        return folder(to, files | {"model.safetensors": tensors(arrays, {"format": "pt"})})
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    homes = {tensor: names[i % shards] for i, tensor in enumerate(arrays)}
+    for name in names:
+        files[name] = tensors({t: a for t, a in arrays.items() if homes[t] == name}, {"format": "pt"})
+    return folder(to, files | {"model.safetensors.index.json": {"metadata": {}, "weight_map": homes}})
+
+
+def bits(path: Path, case: str = CASE) -> bytes:
+    ids = tiny_weights.ids_of(case, config_of(case)["vocab_size"])
+    return glassbox.load(path, threads=1).logits(ids).tobytes()
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
+    model = glassbox.load(write(tmp_path / "m", arrays_of(case), case=case), threads=1)
+    ids = tiny_weights.ids_of(case, config_of(case)["vocab_size"])
+    right = LOGITS[case]
+    assert np.abs(model.logits(ids) - right).max() <= 1e-5 * np.abs(right).max()
+    run = model.generate(ids=ids[:20], policy=glassbox.Policy(temperature=0), max_tokens=12, ignore_eos=True)
+    again = model.logits(ids[:20] + list(run.ids))
+    assert again[19:-1].argmax(-1).tolist() == list(run.ids)
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_shards_change_no_bit(tmp_path: Path, shards: int) -> None:
+    arrays = arrays_of(CASE)
+    assert bits(write(tmp_path / "many", arrays, shards)) == bits(write(tmp_path / "one", arrays))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_halves_are_what_they_decode_to(tmp_path: Path, kind: str) -> None:
+    """float32 weights that a half can hold, kept as both: one model, to rounding."""
+    whole: Arrays = {}
+    short: Arrays = {}
+    for name, a in arrays_of(CASE).items():
+        if kind == "F16":
+            short[name] = a.astype(np.float16)
+            whole[name] = short[name].astype(np.float32)
+        else:
+            short[name] = (a.view(np.uint32) >> 16).astype(np.uint16)
+            whole[name] = (short[name].astype(np.uint32) << 16).view(np.float32)
+    a = np.frombuffer(bits(write(tmp_path / "short", short)), np.float32)
+    b = np.frombuffer(bits(write(tmp_path / "whole", whole)), np.float32)
+    assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
+    assert np.abs(a - LOGITS[CASE].ravel()).max() > 1e-4  # the halves are not the weights they were made from
+
+
+def test_a_tensor_too_few_or_too_many_is_named(tmp_path: Path) -> None:
+    arrays = arrays_of(CASE)
+    gone = next(n for n in arrays if "down_proj" in n)
+    with pytest.raises(ModelFormatError, match=f"{gone}.*is missing"):
+        glassbox.load(write(tmp_path / "few", {n: a for n, a in arrays.items() if n != gone}))
+    with pytest.raises(ModelFormatError, match=r"model\.layers\.0\.extra\.weight"):
+        glassbox.load(write(tmp_path / "many", arrays | {"model.layers.0.extra.weight": np.zeros(4, np.float32)}))
+
+
+def test_a_folder_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "m", arrays_of(CASE))
+    assert cli(["show-model", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    config = config_of(CASE)
+    assert said["problem"] is None and said["spec"]["layers"] == config["num_hidden_layers"]
+    assert said["parameters"] == sum(a.size for a in arrays_of(CASE).values())
+    for command in (["trace", "hi"],):
+        assert cli([*command, "--model", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert "tokenizer" in err and len(err.splitlines()) == 1
+
+
+def test_a_folder_is_loaded_without_torch_or_safetensors(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", arrays_of(CASE))
+    code = (
+        "import sys, glassbox\n"
+        f"glassbox.load({str(path)!r}).logits([1, 2, 3])\n"
+        "bad = sorted({'torch', 'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules))\n"
+        "assert not bad, bad\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
