@@ -16,11 +16,11 @@ from glassbox.weights.gguf import read_gguf
 # Left out is what a GGUF file of that architecture cannot say: windows of qwen2, mixtral and starcoder2, gpt2 with
 # another activation, experts' weights that do not sum to 1, layers without rope other than every fourth.
 SAID = [
-    "llama-a", "llama-b", "llama-linear-a", "llama-llama3-a", "llama-yarn-a", "qwen2-a", "qwen3-a", "qwen3-b", "gemma-a",
-    "gemma-b", "gemma2-a", "gemma2-b", "gemma3-a", "gemma3-b", "gemma3-linear-a", "phi3-a", "phi3-b", "phi3-longrope-a",
-    "gpt2-a", "olmo2-a", "olmo2-b", "mixtral-a", "qwen3_moe-a", "granite-a", "granite-b", "starcoder2-b", "stablelm-a",
-    "stablelm-b", "gpt_neox-a", "gpt_neox-b", "cohere-a", "cohere-b", "bloom-a", "bloom-b", "smollm3-fourth-a",
-    "smollm3-fourth-b",
+    "llama-a", "llama-b", "llama-linear-a", "llama-llama3-a", "llama-yarn-a", "qwen2-a", "qwen3-a", "qwen3-b",
+    "gemma-a", "gemma-b", "gemma2-a", "gemma2-b", "gemma3-a", "gemma3-b", "gemma3-linear-a", "phi3-a", "phi3-b",
+    "phi3-longrope-a", "gpt2-a", "olmo2-a", "olmo2-b", "mixtral-a", "qwen3_moe-a", "granite-a", "granite-b",
+    "starcoder2-b", "stablelm-a", "stablelm-b", "gpt_neox-a", "gpt_neox-b", "cohere-a", "cohere-b", "bloom-a",
+    "bloom-b", "smollm3-fourth-a", "smollm3-fourth-b",
 ]  # fmt: skip
 
 
