@@ -12,6 +12,8 @@ from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.config_hf import spec_from_config
 from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
+from glassbox.model.rope import RopeTables
+from glassbox.model.transformer import write
 
 CASES, LOGITS = tiny_weights.load()
 
@@ -55,6 +57,33 @@ def test_cache_chunks_threads_and_looking_change_no_bit(case: str) -> None:
     forward(model, ids[:30], cache)
     cache.truncate(20)
     assert forward(model, ids[20:], cache, rows="all")[0].tobytes() == whole[len(whole) // 2 :]
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_points_add_up(case: str) -> None:
+    model, ids = load(case), ids_of(case)
+    cache, s = model.new_cache(), model.spec
+    seen = forward(model, ids, cache, observe=all_points(model.layers))[1]
+    cache.release()
+    for i in range(s.layers):
+        pre, mid, post = (seen[f"resid_{name}.{i}"] for name in ("pre", "mid", "post"))
+        assert np.array_equal(mid, pre + seen[f"attn_out.{i}"])
+        assert np.array_equal(post, mid + seen[f"mlp_out.{i}"])
+        assert np.array_equal(pre, seen[f"resid_post.{i - 1}"] if i else seen["embed"])
+        assert seen[f"q.{i}"].shape == (len(ids), s.heads, s.head_width)
+        mlp = (s.experts_used, s.mlp_width) if s.experts else (s.mlp_width,)
+        assert seen[f"mlp_act.{i}"].shape == (len(ids), *mlp)
+        shown = seen[f"attn_probs.{i}"] > 0
+        far = np.tri(len(ids), k=0, dtype=bool) & ~np.tri(len(ids), k=-(s.window_of(i) or len(ids)), dtype=bool)
+        assert np.array_equal(shown, np.broadcast_to(far[:, None], shown.shape))
+
+
+def test_nothing_is_written_that_a_model_does_not_need() -> None:
+    """llama and gemma3 are what they were before others came: 16 and 20 instructions a layer."""
+    for case, per_layer in (("llama-a", 16), ("gemma3-a", 20)):
+        model = load(case)
+        program = write(model.spec, model.weights, RopeTables(64)).program
+        assert len(program.code) == 1 + per_layer * model.layers + 3
 
 
 WINDOWED = [case for case in sorted(CASES) if spec_from_config(CASES[case]["config"]).local]

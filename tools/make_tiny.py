@@ -98,6 +98,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "smollm3": (
         "smollm3", standard(A, no_rope_layer_interval=2), standard(B, no_rope_layers=[0, 1, 1], attention_bias=True)
     ),
+    "smollm3-fourth": ("smollm3", standard(A | dict(layers=4)), standard(B | dict(layers=5))),
     "granite": (
         "granite",
         standard(A, embedding_multiplier=3.0, logits_scaling=2.0, residual_multiplier=0.5, attention_multiplier=0.2),

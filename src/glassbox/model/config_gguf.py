@@ -57,7 +57,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
     context = read.whole("context_length")
     check_heads(head_width, read, KEYS)
     window, local = _window(read, row, layers, context)
-    rope, context = _rope(read, row, head_width, context)
+    rope, context = _rope(read, row, head_width, context, "rope_factors_short.weight" in tensors)
     experts = _experts(read, row, name)
     mlp_width = read.whole(("expert_feed_forward_length", "feed_forward_length") if experts else "feed_forward_length")
     if experts:
@@ -125,14 +125,15 @@ def _window(read: Fields, row: Architecture, layers: int, context: int) -> tuple
     return 0, frozenset()
 
 
-def _rope(read: Fields, row: Architecture, head_width: int, context: int) -> tuple[Rope | None, int]:
-    """The rope, and how many positions it is good for. Divisors are tensors: see load.py."""
+def _rope(read: Fields, row: Architecture, head_width: int, context: int, divided: bool) -> tuple[Rope | None, int]:
+    """The rope, and how many positions it is good for. divided: the file has longrope's tensors (see config.py), which
+    need not be said otherwise."""
     if not row.rotary:
         return None, context
     base, width = read.real("rope.freq_base", 10000.0), read.whole("rope.dimension_count", head_width)
     if width % 2 or width > head_width or (row.gguf_paired and width != head_width):
         read.fail("rope.dimension_count", f"is {width}, which is not supported for heads of {head_width}")
-    kind = read.word("rope.scaling.type", SCALINGS, "none")
+    kind = read.word("rope.scaling.type", SCALINGS, "longrope" if divided else "none")
     original = read.whole("rope.scaling.original_context_length", context)
     gain = read.real("rope.scaling.attn_factor", 1.0) if kind in ("yarn", "longrope") else 1.0
     if kind == "linear":

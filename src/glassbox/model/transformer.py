@@ -97,8 +97,6 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
             cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
         products(z, (b, layer.o))
-        if layer.attn_post_norm is not None:
-            norm(b, b, layer.attn_post_norm)
 
     def mlp(layer: Layer, i: int) -> None:
         """a = down · (activation(gate · a) · (up · a)), or down · activation(up · a)."""
@@ -121,11 +119,12 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
         p.experts(e, g, routed.down, c, slots, apart=True)
         p.mix(a, e, c, slots, spec.width)
 
-    def add(what: int) -> None:
-        """x = x + what."""
+    def after(what: int, layer_norm: Norm | None) -> None:
+        """What attention or the MLP gave, as it will be added."""
+        if layer_norm is not None:
+            norm(what, what, layer_norm)
         if spec.residual_scale != 1.0:
             p.scale(what, what, spec.width, spec.residual_scale)
-        p.add(x, x, what, spec.width)
 
     def before(layer_norm: Norm | None) -> None:
         """a = norm of x, or x itself where the model norms only afterwards."""
@@ -145,9 +144,10 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
         before(layer.attn_norm)
         see(f"attn_norm.{i}", a)
         attention(layer, i)
+        after(b, layer.attn_post_norm)
         see(f"attn_out.{i}", b)
         if not spec.parallel:
-            add(b)
+            p.add(x, x, b, spec.width)
             see(f"resid_mid.{i}", x)
         before(layer.mlp_norm)  # in parallel, of the same x; where the norm is shared, `a` still holds it
         see(f"mlp_norm.{i}", a)
@@ -155,13 +155,12 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
             experts(layer.routed, i)
         else:
             mlp(layer, i)
-        if layer.mlp_post_norm is not None:
-            norm(a, a, layer.mlp_post_norm)
+        after(a, layer.mlp_post_norm)
         see(f"mlp_out.{i}", a)
         if spec.parallel:
-            add(b)
+            p.add(x, x, b, spec.width)
             see(f"resid_mid.{i}", x)
-        add(a)
+        p.add(x, x, a, spec.width)
         see(f"resid_post.{i}", x)
 
     last = p.buffer(spec.width, out=True)  # D, for the rows whose logits are wanted
