@@ -38,7 +38,7 @@ def describe(path: Path, context: int | None = None) -> dict[str, Any]:
     if context is not None and not 0 < context <= 1 << 32:
         raise ParameterError("context", context, f"from 1 to {1 << 32}")
     file = open_checkpoint(path)
-    config = file.config or {}
+    config = file.config if isinstance(file, Folder) else {}
     spec, problem = None, None
     try:
         refuse_what_is_no_model(file)

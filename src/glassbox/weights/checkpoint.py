@@ -23,7 +23,7 @@ from glassbox.weights.header import SHRUNK, TensorInfo, fill, printable
 
 
 class Checkpoint(Protocol):
-    """An open model. `metadata` is a GGUF file's, empty for a folder; `config` is a folder's, None for a GGUF file."""
+    """An open model. `metadata` is a GGUF file's, and empty for a folder, which has a `config` instead."""
 
     @property
     def path(self) -> Path: ...
@@ -33,10 +33,6 @@ class Checkpoint(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]: ...
-    @property
-    def config(self) -> Mapping[str, Any] | None: ...
-    @property
-    def generation_config(self) -> Mapping[str, Any]: ...
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
     def raw(self, name: str) -> U8:

@@ -19,9 +19,6 @@ from glassbox.weights.split import check_part, parts_of
 class Gguf(Stored):
     """An open file: `metadata` is a plain dict, `tensors` says where each lies, `raw` gives the bytes."""
 
-    config = None  # what a folder has
-    generation_config: Mapping[str, Any] = {}
-
     def __init__(
         self, files: Sequence[Path], metadata: dict[str, Any], homes: Mapping[str, tuple[TensorInfo, OpenFile]]
     ) -> None:

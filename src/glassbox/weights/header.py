@@ -149,7 +149,9 @@ class Header:
             raise self.fail("magic", f"is {magic!r}: not a GGUF file", 0)
         version = self.u32("version")
         if version in (0x02000000, 0x03000000):
-            raise self.fail("version", "big-endian GGUF is not supported", 4)
+            raise self.fail(
+                "version", "is that of a big-endian file, which is not supported: convert it to little-endian", 4
+            )
         if version not in (2, 3):
             raise self.fail("version", f"is {version}; versions 2 and 3 are supported", 4)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glassbox.errors import ModelFormatError, ModelNotFound
-from glassbox.weights.checkpoint import Checkpoint, OpenFile, Stored
+from glassbox.weights.checkpoint import OpenFile, Stored
 from glassbox.weights.header import TensorInfo, printable
 from glassbox.weights.kinds import refuse_adapter, refuse_folder, refuse_framework
 from glassbox.weights.safetensors import read_safetensors
@@ -144,10 +144,10 @@ def _same(shard: Path, wanted: set[str], found: set[str]) -> None:
         raise ModelFormatError(why, field=printable(name), offset=8, path=str(shard))
 
 
-def eos_ids(file: Checkpoint) -> tuple[int, ...]:
+def eos_ids(file: Folder) -> tuple[int, ...]:
     """The ids that end a generation, as the configs name them. Raises ModelFormatError."""
     found: set[int] = set()
-    for name, config in ((GENERATION, file.generation_config), (CONFIG, file.config or {})):
+    for name, config in ((GENERATION, file.generation_config), (CONFIG, file.config)):
         value = config.get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= 0 for i in ids):

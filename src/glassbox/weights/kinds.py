@@ -95,8 +95,9 @@ def refuse_what_is_no_model(file: Checkpoint) -> None:
         kind = TYPES["vocab"] if any(key.startswith("tokenizer.") for key in said) else "metadata without weights"
     if kind is not None:
         raise _unsupported(file.path, "kind of file", kind, ("model",))
+    config: Mapping[str, Any] = getattr(file, "config", {})
     for key in ("quantization_config", "quantization", "compression_config"):
-        if (found := (file.config or {}).get(key)) is not None:
+        if (found := config.get(key)) is not None:
             method = found.get("quant_method", "?") if isinstance(found, dict) else found
             raise _unsupported(file.path, f"quantisation ({key})", str(method)[:60], ("none",))
     for t in file.tensors.values():
