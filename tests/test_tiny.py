@@ -14,6 +14,7 @@ from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
 from glassbox.model.rope import RopeTables
 from glassbox.model.transformer import write
+from glassbox.weights.quant import FORMATS, decode
 
 CASES, LOGITS = tiny_weights.load()
 
@@ -111,6 +112,32 @@ def test_every_architecture_and_rope_is_there() -> None:
     }  # fmt: skip
     kinds = {(c.get("rope_parameters") or {}).get("rope_type", "none") for c, _ in specs}
     assert kinds >= {"default", "linear", "dynamic", "llama3", "yarn", "longrope"}
+
+
+# --- formats of the weights ---
+
+
+def bfloat16(a: np.ndarray) -> np.ndarray:
+    """The upper halves of float32, which is what bfloat16 is."""
+    return (np.ascontiguousarray(a).view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.parametrize("case", ["llama-a", "gpt2-a", "gpt_neox-a", "mixtral-a", "opt-a", "bloom-b", "stablelm-b"])
+def test_halves_are_the_float32_that_they_say(case: str, kind: str) -> None:
+    if kind not in FORMATS:
+        pytest.skip(f"{kind} is not there yet")
+    file = tiny_weights.checkpoint(case, CASES)
+    pack = bfloat16 if kind == "BF16" else lambda a: a.astype(np.float16)
+    halves = tiny_weights.Memory(file.config, {name: pack(a) for name, a in file.arrays.items()})
+    whole = {n: decode(t.format, halves.raw(n), t.shape) for n, t in halves.tensors.items()}
+    ids = ids_of(case)
+    got = run(TransformerModel(halves, threads=1), ids, rows="all")
+    assert (
+        got.tobytes()
+        == run(TransformerModel(tiny_weights.Memory(file.config, whole), threads=1), ids, rows="all").tobytes()
+    )
+    assert off(got, case) < 0.1
 
 
 # --- spellings ---

@@ -12,10 +12,7 @@ from tools.make_tiny import every, make
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),  # theirs
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
 
 @pytest.mark.parametrize("case", sorted(every()))

@@ -54,7 +54,7 @@ class Memory:
     def __init__(self, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
         self.path, self.config, self.metadata = Path("memory"), config, {}
         self.arrays = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
-        kinds = {"float32": "F32", "float16": "F16"}
+        kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16"}
         self.tensors = {
             name: TensorInfo(name, a.shape, FORMATS[kinds[str(a.dtype)]], 0, a.nbytes)
             for name, a in self.arrays.items()

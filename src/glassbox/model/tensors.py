@@ -74,18 +74,7 @@ class Reader:
     def matrix(self, name: str, rows: int, columns: int, take: I64 | None = None, *, of: int = 0) -> Matrix:
         """A packed matrix [rows, columns]: the tensor's rows, or those of its `of` rows that `take` numbers."""
         t = self.tensor(name, (of or rows, columns))
-        layout, into = self._place(t, rows, columns)
-        row_bytes = t.nbytes // max(t.shape[0], 1)
-        at_once, whole = max(AT_ONCE // row_bytes // TILE, 1) * TILE, rows // TILE * TILE
-        for begin in range(0, whole, at_once):
-            end = min(begin + at_once, whole)
-            raw = self._read(t, begin, end, row_bytes, take)
-            to = into[packed_size(layout, begin, columns) :].ctypes.data
-            self._queue.append((Matrix(to, layout.number, end - begin, columns), raw))
-        if rows > whole:
-            raw = self._read(t, whole, rows, row_bytes, take)
-            pack(layout, raw, rows - whole, columns, into[packed_size(layout, whole, columns) :])
-        return Matrix(into.ctypes.data, layout.number, rows, columns)
+        return self._matrix(t, rows, columns, t.nbytes // max(t.shape[0], 1), take)
 
     def transposed(self, name: str, rows: int, columns: int, take: I64 | None = None, *, of: int = 0) -> Matrix:
         """The same of a tensor that lies [columns, rows]."""
@@ -101,16 +90,24 @@ class Reader:
     def slices(self, name: str, count: int, rows: int, columns: int) -> list[Matrix]:
         """Each matrix of a tensor [count, rows, columns]."""
         t = self.tensor(name, (count, rows, columns))
-        whole = TensorInfo(t.name, (count * rows, columns), t.format, t.offset, t.nbytes)
-        out = []
-        for i in range(count):
-            layout, into = self._place(whole, rows, columns)
-            size = t.nbytes // count
-            raw = np.empty(size, np.uint8)
-            self.file.read(t.name, i * size, raw)
-            pack(layout, raw, rows, columns, into)
-            out.append(Matrix(into.ctypes.data, layout.number, rows, columns))
-        return out
+        row_bytes = t.nbytes // (count * rows)
+        return [self._matrix(t, rows, columns, row_bytes, first=i * rows) for i in range(count)]
+
+    def _matrix(
+        self, t: TensorInfo, rows: int, columns: int, row_bytes: int, take: I64 | None = None, *, first: int = 0
+    ) -> Matrix:
+        """Rows of a tensor from `first` on, or those that `take` numbers: whole tiles by the team, the rest at once."""
+        layout, into = self._place(t, rows, columns)
+        at_once, whole = max(AT_ONCE // row_bytes // TILE, 1) * TILE, rows // TILE * TILE
+        for begin in range(0, whole, at_once):
+            end = min(begin + at_once, whole)
+            raw = self._read(t, first + begin, first + end, row_bytes, take)
+            to = into[packed_size(layout, begin, columns) :].ctypes.data
+            self._queue.append((Matrix(to, layout.number, end - begin, columns), raw))
+        if rows > whole:
+            raw = self._read(t, first + whole, first + rows, row_bytes, take)
+            pack(layout, raw, rows - whole, columns, into[packed_size(layout, whole, columns) :])
+        return Matrix(into.ctypes.data, layout.number, rows, columns)
 
     def _place(self, t: TensorInfo, rows: int, columns: int) -> tuple[Layout, U8]:
         layout = LAYOUTS[t.format.layout]

@@ -1,0 +1,166 @@
+"""Configs as they were published with well-known models: every key is known, and the spec is what the model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from glassbox.errors import ModelFormatError
+from glassbox.model.config_hf import spec_from_config
+from glassbox.model.spec import Rope
+
+AROUND = {
+    "architectures": ["X"], "bos_token_id": 1, "eos_token_id": [2, 3], "initializer_range": 0.02, "use_cache": True,
+    "torch_dtype": "bfloat16", "transformers_version": "4.44.0", "_name_or_path": "/tmp/x",
+}  # fmt: skip
+
+
+def sizes(width: int, heads: int, kv: int, layers: int, mlp: int, vocab: int, context: int) -> dict[str, Any]:
+    return AROUND | {
+        "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv, "num_hidden_layers": layers,
+        "intermediate_size": mlp, "vocab_size": vocab, "max_position_embeddings": context,
+    }  # fmt: skip
+
+
+LLAMA3 = {
+    "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+# name: (config, what the spec must say)
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama 3.2 1b": (
+        sizes(2048, 32, 8, 16, 8192, 128256, 131072) | {
+            "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0, "head_dim": 64,
+            "hidden_act": "silu", "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_scaling": LLAMA3, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        },
+        dict(head_width=64, tied=True, biases=frozenset(), attn_scale=0.125,
+             rope=Rope(500000.0, 64, "llama3", factor=32.0, original=8192, low=1.0, high=4.0)),
+    ),
+    "smollm2": (
+        sizes(576, 9, 3, 30, 1536, 49152, 8192) | {
+            "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+            "is_llama_config": True, "mlp_bias": False, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+            "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+            "transformers.js_config": {"kv_cache_dtype": {}},
+        },
+        dict(head_width=64, rope=Rope(100000.0, 64), local=frozenset()),
+    ),
+    "mistral 7b v0.1": (
+        sizes(4096, 32, 8, 32, 14336, 32000, 32768) | {
+            "model_type": "mistral", "hidden_act": "silu", "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+            "sliding_window": 4096, "tie_word_embeddings": False,
+        },
+        dict(window=4096, local=frozenset(range(32)), tied=False),
+    ),
+    "qwen2.5 0.5b": (
+        sizes(896, 14, 2, 24, 4864, 151936, 32768) | {
+            "model_type": "qwen2", "attention_dropout": 0.0, "hidden_act": "silu", "max_window_layers": 24,
+            "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": True,
+            "use_mrope": False, "use_sliding_window": False,
+        },
+        dict(biases=frozenset({"q", "k", "v"}), local=frozenset(), rope=Rope(1e6, 64)),
+    ),
+    "qwen3 0.6b": (
+        sizes(1024, 16, 8, 28, 3072, 151936, 40960) | {
+            "model_type": "qwen3", "attention_bias": False, "attention_dropout": 0.0, "head_dim": 128,
+            "hidden_act": "silu", "max_window_layers": 28, "rms_norm_eps": 1e-06, "rope_scaling": None,
+            "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
+        },
+        dict(head_width=128, qk_norm="head", local=frozenset()),
+    ),
+    "gemma 2 2b": (
+        sizes(2304, 8, 4, 26, 9216, 256000, 8192) | {
+            "model_type": "gemma2", "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": 50.0,
+            "cache_implementation": "hybrid", "final_logit_softcapping": 30.0, "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+        },
+        dict(tied=True, window=4096, local=frozenset(range(0, 26, 2)), attn_cap=50.0, logit_cap=30.0, embed_scale=48.0),
+    ),
+    "gemma 3 1b": (
+        sizes(1152, 4, 1, 26, 6912, 262144, 32768) | {
+            "model_type": "gemma3_text", "attention_bias": False, "attention_dropout": 0.0,
+            "attn_logit_softcapping": None, "cache_implementation": "hybrid", "final_logit_softcapping": None,
+            "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000,
+            "sliding_window": 512, "sliding_window_pattern": 6,
+        },
+        dict(window=512, local=frozenset(range(26)) - {5, 11, 17, 23}, rope=Rope(1e6, 256), local_rope=Rope(1e4, 256)),
+    ),
+    "phi 3 mini 128k": (
+        sizes(3072, 32, 32, 32, 8192, 32064, 131072) | {
+            "model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0, "auto_map": {"AutoConfig": "x"},
+            "embd_pdrop": 0.0, "hidden_act": "silu", "original_max_position_embeddings": 4096, "pad_token_id": 32000,
+            "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 262144,
+            "tie_word_embeddings": False,
+            "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+        },
+        dict(context=4096, head_width=96, rope=Rope(1e4, 96, divisors=(1.0,) * 48, gain=(1 + 5 / 12) ** 0.5)),
+    ),
+    "pythia 70m": (
+        AROUND | {
+            "model_type": "gpt_neox", "hidden_act": "gelu", "hidden_size": 512, "intermediate_size": 2048,
+            "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "num_attention_heads": 8, "num_hidden_layers": 6,
+            "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "use_parallel_residual": True,
+            "vocab_size": 50304,
+        },
+        dict(parallel=True, rope=Rope(1e4, 16), activation="gelu_erf", kv_heads=8,
+             biases=frozenset({"q", "k", "v", "o", "up", "down"})),
+    ),
+    "gpt2": (
+        AROUND | {
+            "model_type": "gpt2", "activation_function": "gelu_new", "attn_pdrop": 0.1, "embd_pdrop": 0.1,
+            "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+            "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1,
+            "summary_proj_to_labels": True, "summary_type": "cls_index", "summary_use_proj": True,
+            "task_specific_params": {"text-generation": {"max_length": 50}}, "vocab_size": 50257,
+        },
+        dict(tied=True, mlp_width=3072, positions=1024, rope=None, activation="gelu"),
+    ),
+    "opt 125m": (
+        AROUND | {
+            "model_type": "opt", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
+            "activation_function": "relu", "attention_dropout": 0.0, "do_layer_norm_before": True, "dropout": 0.1,
+            "ffn_dim": 3072, "hidden_size": 768, "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048,
+            "num_attention_heads": 12, "num_hidden_layers": 12, "pad_token_id": 1, "prefix": "</s>",
+            "vocab_size": 50272, "word_embed_proj_dim": 768,
+        },
+        dict(norm_eps=1e-5, positions=2048, position_offset=2, tied=True),
+    ),
+    "bloom 560m": (
+        AROUND | {
+            "model_type": "bloom", "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0,
+            "attention_softmax_in_fp32": True, "bias_dropout_fusion": True, "hidden_dropout": 0.0,
+            "layer_norm_epsilon": 1e-05, "masked_softmax_fusion": True, "n_embed": 1024, "n_inner": None, "n_layer": 24,
+            "num_attention_heads": 16, "offset_alibi": 100, "pad_token_id": 3, "pretraining_tp": 1,
+            "skip_bias_add": True, "skip_bias_add_qkv": False, "unk_token_id": 0, "vocab_size": 250880,
+        },
+        dict(alibi=True, embed_norm=True, mlp_width=4096, tied=True),
+    ),
+    "qwen3 30b a3b": (
+        sizes(2048, 32, 4, 48, 6144, 151936, 40960) | {
+            "model_type": "qwen3_moe", "attention_bias": False, "attention_dropout": 0.0, "decoder_sparse_step": 1,
+            "head_dim": 128, "hidden_act": "silu", "max_window_layers": 48, "mlp_only_layers": [],
+            "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
+            "output_router_logits": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False,
+            "use_sliding_window": False,
+        },
+        dict(experts=128, experts_used=8, experts_normed=True, mlp_width=768),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_are_read(name: str) -> None:
+    config, right = PUBLISHED[name]
+    spec = spec_from_config(config)
+    assert {key: getattr(spec, key) for key in right} == right
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_one_more_key_is_refused(name: str) -> None:
+    with pytest.raises(ModelFormatError, match=r"config\.json attention_sinks: is set, which Glassbox does not know"):
+        spec_from_config(PUBLISHED[name][0] | {"attention_sinks": 4})
