@@ -140,7 +140,9 @@ def test_special_text_counts_only_when_trusted(smol: Tokenizer) -> None:  # C02-
         ("日é\x1d", r"byte 0x1D at offset 5: character 2,"),
     ],
 )
-def test_bytes_that_cannot_be_said_are_an_error_that_names_them(smol: Tokenizer, text: str, error: str) -> None:  # C02-03
+def test_bytes_that_cannot_be_said_are_an_error_that_names_them(
+    smol: Tokenizer, text: str, error: str
+) -> None:  # C02-03
     with pytest.raises(PromptError, match=error):
         smol.encode(text)
     with pytest.raises(PromptError, match=error):
@@ -392,4 +394,4 @@ def test_reprs_are_worth_reading() -> None:
     assert repr(tokenizer.encode("ab")) == "<Encoding 2 ids [66, 67] of 'ab'>"
     lossy = Tokenizer.from_gguf(spm({"a": -1.0})).encode("aé")
     assert repr(lossy) == "<Encoding 2 ids [3, 0] of 'aé', 2 bytes lost>"
-    assert repr(tokenizer) == "<Tokenizer gpt2/gpt-2, 257 tokens>"
+    assert repr(tokenizer) == "<Tokenizer gpt2/gpt-2, 258 tokens>"

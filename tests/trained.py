@@ -11,7 +11,10 @@ import sentencepiece
 from text_corpus import corpus
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SPECIAL = ["<unk>", "<s>", "</s>", "<|turn|>"]
 SPM_DECODER = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
 BYTES = [f"<0x{b:02X}>" for b in range(256)]
@@ -83,7 +86,8 @@ def _with_flags() -> Tokenizer:
     engine = _byte_level(nfc=True)
     engine.add_special_tokens([AddedToken("<|user|>", rstrip=True, normalized=False), AddedToken("<|l|>", lstrip=True)])
     engine.add_tokens([
-        AddedToken("  ", normalized=True), AddedToken("caf\u00e9", normalized=True), AddedToken("many", single_word=True),
+        AddedToken("  ", normalized=True), AddedToken("caf\u00e9", normalized=True),
+        AddedToken("many", single_word=True),
         AddedToken("\n\n", normalized=False), AddedToken("<tool>", lstrip=True, rstrip=True, normalized=False),
     ])  # fmt: skip
     return engine

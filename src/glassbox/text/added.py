@@ -1,5 +1,4 @@
-"""Added tokens of a tokenizer.json, with their flags. Comes in: its entries. Goes out: `Added`, and where they stand in a
-text.
+"""Added tokens of a tokenizer.json, with their flags. Comes in: texts. Goes out: where such tokens stand in them.
 
 What the flags mean: https://huggingface.co/docs/tokenizers/api/added-tokens.
 """
@@ -19,7 +18,10 @@ _WORD = re.compile(r"\w")
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A token that is cut out of the text before anything else. `lstrip`, `rstrip`: white space beside it is part of it."""
+    """A token that is cut out of the text before anything else.
+
+    `lstrip`, `rstrip`: white space beside it is part of it; `normalized`: it is looked for in the normalised text.
+    """
 
     id: int
     content: str

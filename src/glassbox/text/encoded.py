@@ -27,7 +27,8 @@ class Encoded:
     def moved(self, by: int) -> Encoded:
         """The same, `by` bytes further on; what would lie before the run lies at its beginning."""
         spans = [(t, max(begin + by, 0), max(end + by, 0)) for t, begin, end in self.spans]
-        lost, missing = ([i + by for i in some if i + by >= 0] for some in (self.lost, self.missing))
+        lost = [i + by for i in self.lost if i + by >= 0]
+        missing = [i + by for i in self.missing if i + by >= 0]
         return Encoded(spans, lost, missing, self.notes)
 
 
@@ -85,7 +86,8 @@ def typed_marks(text: str) -> list[int]:
     """The bytes of each U+2581 in `text`: SentencePiece reads it as a space."""
     if SPACE not in text:
         return []
-    lost, at = [], 0
+    lost: list[int] = []
+    at = 0
     for part in text.split(SPACE)[:-1]:
         at += len(part.encode())
         lost += range(at, at + 3)

@@ -109,7 +109,7 @@ def _first_ids(vocab: Vocab) -> dict[str, int]:
 
 
 def _named(config: Object) -> dict[str, str]:
-    """"bos" -> its text; tokenizer_config.json writes it as a string or as an object."""
+    """Role -> text; tokenizer_config.json writes a token as a string or as an object."""
     found = {}
     for role in ROLES:
         value = config.get(f"{role}_token")
@@ -148,7 +148,8 @@ def _ends(folder: Path, size: int) -> frozenset[int]:
         value = _load(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(i) is int and i >= 0 for i in ids):
-            raise ModelFormatError(f"is {str(value)[:60]}, but must be ids", field="eos_token_id", path=str(folder / name))
+            why = f"is {str(value)[:60]}, but must be ids"
+            raise ModelFormatError(why, field="eos_token_id", path=str(folder / name))
         if ids:
             return frozenset(ids)
     return frozenset()

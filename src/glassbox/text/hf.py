@@ -220,7 +220,8 @@ def _strips(decoder: Any) -> bool:
         if step.get("type") == "Strip" and step.get("content") == " ":
             return bool(step.get("start"))
         if step.get("type") == "Metaspace":
-            return step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never") != "never"
+            default = "always" if step.get("add_prefix_space", True) else "never"
+            return bool(step.get("prepend_scheme", default) != "never")
     return False
 
 
@@ -230,9 +231,9 @@ def _stages(data: Object) -> tuple[Any, tuple[Any, Any]]:
 
     def build(cutter: Any) -> Engine:
         stages = {"normalizer": data.get("normalizer"), "pre_tokenizer": cutter}
-        rest = {"added_tokens": [], "post_processor": None, "decoder": None, "truncation": None, "padding": None}
+        rest = dict.fromkeys(("post_processor", "decoder", "truncation", "padding"))
         with library("normalizer, pre_tokenizer"):
-            return Engine.from_str(json.dumps({"version": "1.0", "model": empty} | stages | rest))
+            return Engine.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": empty, **stages, **rest}))
 
     cutter = data.get("pre_tokenizer")
     first, later = build(_spaced(cutter, "always")), build(_spaced(cutter, "never"))
@@ -261,10 +262,11 @@ def _around(processor: Any, pieces: Mapping[str, int]) -> tuple[tuple[int, ...],
         for part in step.get("single") or []:
             if "Sequence" in part:
                 begin, here = begin + tuple(here), []
-            elif (name := (part.get("SpecialToken") or {}).get("id")) in pieces:
-                here.append(pieces[name])
-            else:
-                raise ModelFormatError(f"names {name!r}, which is no token", field="post_processor")
+                continue
+            name = str((part.get("SpecialToken") or {}).get("id"))
+            if name not in pieces:
+                raise ModelFormatError(f"names {name[:80]!r}, which is no token", field="post_processor")
+            here.append(pieces[name])
         end = tuple(here) + end
     return begin, end
 

@@ -7,13 +7,14 @@ words, then merge (the library's BPE) or take the best path (unigram.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
-from glassbox.text.added import Added, AddedMatcher
+from glassbox.text.added import AddedMatcher
 from glassbox.text.encoded import Encoded, Merge, Word, typed_marks, walk
 from glassbox.text.hf import HfParts, engine_of
 from glassbox.text.merges import explain_words, merge_by_rank
@@ -32,7 +33,7 @@ class HfEncoder:
         self._normaliser = None if parts.normaliser is None else LibraryNormaliser(parts.normaliser)
         change = self._normaliser.change if self._normaliser else str
         late = [t for t in parts.added if t.normalized and not t.special]
-        self._late = AddedMatcher([Added(t.id, change(t.content), False, t.single_word, t.lstrip, t.rstrip) for t in late])
+        self._late = AddedMatcher([replace(t, content=change(t.content)) for t in late])
         self._unigram: SentencePieceEncoder | None = None
         self._engines: tuple[Engine, Engine] | None = None
         if parts.scores:
@@ -131,7 +132,8 @@ class HfEncoder:
         if self._bytes_in_pieces:
             lacking = {b for c, b in ALPHABET.items() if c not in self._normal}
             return [i for i, b in enumerate(part.encode()) if b in lacking]
-        missing, at = [], 0
+        missing: list[int] = []
+        at = 0
         for c in part:
             size = len(self._meant(c))
             missing += range(at, at + size) if self._lacks(SPACE if c == " " else c) else ()

@@ -53,9 +53,10 @@ class Charsmap:
         return None if found is None else (found[0], self._text(found[1]))
 
     def _unit(self, node: int) -> int:
+        units: tuple[int, ...] = self._units
         if node >= len(self._units):
             raise ModelFormatError(f"leads to entry {node} of {len(self._units)}", field=self._field)
-        return self._units[node]
+        return units[node]
 
     def _child(self, node: int, base: int) -> int:
         unit = self._unit(node)

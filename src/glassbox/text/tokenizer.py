@@ -79,7 +79,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
-        """Build from a folder with tokenizer.json or tokenizer.model, or from one of these files. Raises as from_gguf."""
+        """Build from a folder with tokenizer.json or tokenizer.model, or from such a file. Raises as from_gguf."""
         return cls(read_folder(path))
 
     def __repr__(self) -> str:
@@ -108,9 +108,8 @@ class Tokenizer:
         owners = [bisect_right(begins, begin) - 1 for _, begin, _ in found]
         added, notes = self._bos_to_add(text, found) if add_special else ([], ())
         notes = (*notes, *whole.notes)
-        if not lossy and not whole.notes and (back := self.decode([t for t, _, _ in whole.spans], specials=True)) != text:
-            at = next((i for i, (a, b) in enumerate(zip(back, text, strict=False)) if a != b), min(len(back), len(text)))
-            notes = (*notes, f"these ids read as another text, from character {at} on: {back[at : at + 12]!r}")
+        if not lossy and not whole.notes:
+            notes += self._misread(text, found)
         if added:
             segments = [Segment("tokenizer", None, "", trusted=True), *segments]
             found, owners = added + found, [0, *(i + 1 for i in owners)]
@@ -209,7 +208,8 @@ class Tokenizer:
     def explain(self, text: str, *, specials: bool = False) -> tuple[str, list[Word]]:
         """The text as it is after normalisation, and how each of its words became ids."""
         utf8(text)
-        seen, words, first = "", [], True
+        words: list[Word] = []
+        seen, first = "", True
         for part, token, is_special in self._parts([Segment("prompt", None, text, trusted=specials)]):
             if not is_special and (token is None or (first and self._space_alone)):
                 changed, more = self._encoder.explain(part if token is None else "", first=first)
@@ -252,6 +252,15 @@ class Tokenizer:
         if run:
             yield run, None
 
+    def _misread(self, text: str, found: Sequence[Span]) -> tuple[str, ...]:
+        """Rules about spaces can make two texts one: said here, whatever rule it was."""
+        back = self.decode([token for token, _, _ in found], specials=True)
+        if back == text:
+            return ()
+        pairs = enumerate(zip(back, text, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(back), len(text)))
+        return (f"these ids read as another text, from character {at} on: {back[at : at + 12]!r}",)
+
     def _bos_to_add(self, text: str, found: list[Span]) -> tuple[list[Span], tuple[str, ...]]:
         if not self.facts.add_bos or self.bos_id is None:
             return [], ()
@@ -280,5 +289,5 @@ def _inexpressible(text: str, data: bytes, offset: int) -> str:
     c = text[place]
     return (
         f"the vocabulary has no token for byte 0x{data[offset]:02X} at offset {offset}: "
-        f"character {place}, {ascii(c)} (U+{ord(c):04X}), cannot be expressed"
+        f"character {place}, {c!a} (U+{ord(c):04X}), cannot be expressed"
     )
