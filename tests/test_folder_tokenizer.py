@@ -112,6 +112,32 @@ def test_a_missing_byte_is_an_error_that_names_it(folders: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("é.b").ids) == "é.b"
 
 
+@pytest.mark.parametrize("fuse", [False, True])
+def test_an_unknown_token_is_the_vocabularys_own_and_told(fuse: bool, folders: Path) -> None:
+    data = json.loads(MAKERS["spm-first"]().to_str())
+    data["model"] |= {"byte_fallback": False, "fuse_unk": fuse}
+    engine = Engine.from_str(json.dumps(data))
+    tokenizer = Tokenizer.from_folder(write_folder(folders / f"unknown{fuse}", engine))
+    seen = 0
+    for line in LINES:
+        e = tokenizer.encode(line, add_special=False)
+        assert list(e.ids) == engine.encode(line, add_special_tokens=False).ids, line
+        unknown = tokenizer.vocab.pieces.index("<unk>") in e.ids
+        assert unknown <= bool(e.lossy)
+        check_accounts(tokenizer, e)
+        seen += unknown
+    assert seen > 100
+
+
+def test_an_unknown_token_that_ends_a_text_is_never_made(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["model"]["vocab"]["<hole>"] = data["model"]["vocab"].pop("ė")
+    data["model"]["unk_token"] = "</s>"
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "ends", Engine.from_str(json.dumps(data))))
+    with pytest.raises(PromptError, match="byte 0x17 at offset 1"):
+        tokenizer.encode("a\x17")
+
+
 # -- what a folder says beside
 
 

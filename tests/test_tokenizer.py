@@ -337,8 +337,30 @@ def test_the_end_of_the_templates_turn_ends_a_generation() -> None:
     assert Tokenizer.from_gguf(metadata).eos_ids == {0}
 
 
-def test_what_the_file_leaves_open_is_stated() -> None:
+def test_a_file_without_a_pre_tokenizer_is_refused_unless_it_is_gpt2() -> None:
     metadata = byte_level()
+    del metadata[KEY + "pre"]
+    with pytest.raises(Unsupported, match=r"pre-tokenizer '\(none named\)'.*gpt-2"):
+        Tokenizer.from_gguf(metadata)
+    with pytest.raises(Unsupported, match="pre-tokenizer 'default'"):
+        Tokenizer.from_gguf(byte_level(pre="default") | {"general.architecture": "llama"})
+
+
+def test_phi3_takes_the_white_space_after_its_markers() -> None:
+    scored = {"▁": -3.0, "a": -4.0, "▁a": -1.0}
+    metadata = spm(scored, control=("<unk>", "<s>", "</s>", "<|user|>", "<|endoftext|>"), byte=True)
+    text = "<|user|>\n a<|endoftext|> a"
+    plain = Tokenizer.from_gguf(metadata).encode(text, specials=True)
+    phi = Tokenizer.from_gguf(metadata | {"general.name": "Phi 3 Mini"}).encode(text, specials=True)
+    assert phi.ids == plain.ids  # only these spellings
+    phi = Tokenizer.from_gguf(metadata | {"general.name": "Phi-3-mini"}).encode(text, specials=True)
+    a, spaced = (Tokenizer.from_gguf(metadata).vocab.pieces.index(p) for p in ("a", "▁a"))
+    assert phi.ids == (3, a, 4, spaced) and phi.spans == ((0, 10), (10, 11), (11, 24), (24, 26))
+    assert phi.lossy == ("byte 0x0A at offset 8", "byte 0x20 at offset 9")
+
+
+def test_what_the_file_leaves_open_is_stated() -> None:
+    metadata = byte_level() | {"general.architecture": "gpt2"}
     for key in ("pre", "add_bos_token"):
         del metadata[KEY + key]
     assert [a.split(":")[0] for a in Tokenizer.from_gguf(metadata).assumptions] == [

@@ -28,4 +28,5 @@ class Facts:
     assumptions: tuple[str, ...]
     encoder: Callable[[int | None], Encoder]  # from the id for what cannot be said, if one may be used
     ends: frozenset[int] = frozenset()  # ids that end a generation, beside those named in `special`
+    rstrip: frozenset[int] = frozenset()  # control tokens that take the white space after them; for `added` None
     added: tuple[Added, ...] | None = None  # tokens with flags; None: those of kind control and user, without flags

@@ -51,6 +51,12 @@ def _from_json(file: Path, folder: Path, config: Object) -> Facts:
     begin = _begin(parts, config, special, assumed)
     if begin is not None:
         special["bos"] = begin
+    if parts.normaliser is not None:
+        odd = [t.content for t in parts.added if t.special and t.normalized]
+        if changed := [c for c in odd if parts.normaliser.normalize_str(c) != c]:
+            assumed.append(
+                f"looked for in the text as it is written, not as it is normalised: {', '.join(changed[:5])}"
+            )
     if parts.unknown is not None:
         special["unknown"] = parts.unknown
     return Facts(

@@ -43,6 +43,7 @@ class HfParts:
     merges: tuple[tuple[str, str], ...]
     scores: tuple[float, ...]  # of a unigram
     unknown: int | None
+    fuse_unknown: bool  # a run of unknown characters is one token
     byte_fallback: bool
     ignore_merges: bool
     normaliser: Any  # None: nothing is changed
@@ -70,21 +71,26 @@ def read_tokenizer_json(data: Object, more: Sequence[Added] = (), special: Seque
     begin, end = _around(data.get("post_processor"), pieces)
     normaliser, cutters = _stages(data)
     return HfParts(
-        vocab, added, () if kind == "Unigram" else _merges(model, vocab), scores, unknown, byte_fallback,
-        model.get("ignore_merges") is True, normaliser, cutters, _strips(data.get("decoder")), begin, end,
+        vocab=vocab, added=added, merges=() if kind == "Unigram" else _merges(model, vocab), scores=scores,
+        unknown=unknown, fuse_unknown=model.get("fuse_unk") is True, byte_fallback=byte_fallback,
+        ignore_merges=model.get("ignore_merges") is True, normaliser=normaliser, cutters=cutters,
+        strips_space=_strips(data.get("decoder")), begin=begin, end=end,
     )  # fmt: skip
 
 
-def engine_of(parts: HfParts) -> models.BPE:
-    """The library's BPE with normal and byte tokens only: no text can spell a special token."""
+def engine_of(parts: HfParts, unknown: int | None) -> models.BPE:
+    """The library's BPE with normal and byte tokens only: no text can spell a special token, but `unknown` stands
+    for what has no token, if there is one.
+    """
     tokens = parts.vocab.of_kind("normal") | parts.vocab.of_kind("byte")
-    unknown = {} if parts.unknown is None else {"unk_token": parts.vocab.pieces[parts.unknown]}
-    if parts.unknown is not None:
-        tokens[parts.vocab.pieces[parts.unknown]] = parts.unknown
+    more: dict[str, Any] = {}
+    if unknown is not None:
+        more = dict(unk_token=parts.vocab.pieces[unknown], fuse_unk=parts.fuse_unknown)
+        tokens[parts.vocab.pieces[unknown]] = unknown
     with library("model"):
         return models.BPE(
             tokens, list(parts.merges), byte_fallback=parts.byte_fallback, ignore_merges=parts.ignore_merges,
-            fuse_unk=True, **unknown,
+            **more,
         )  # fmt: skip
 
 
@@ -94,8 +100,6 @@ def _bpe_vocab(model: Object) -> dict[str, int]:
             raise Unsupported(f"tokenizer.json {name}", str(model[name]))
     if model.get("dropout"):
         raise Unsupported("tokenizer.json dropout", str(model["dropout"]))
-    if model.get("unk_token") and not model.get("fuse_unk"):
-        raise Unsupported("tokenizer.json model", "BPE with unk_token and without fuse_unk")
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab or not all(type(i) is int and 0 <= i < 1 << 24 for i in vocab.values()):
         raise ModelFormatError("must map pieces to ids", field="model.vocab")

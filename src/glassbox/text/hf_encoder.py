@@ -41,7 +41,7 @@ class HfEncoder:
                 parts.vocab, parts.scores, unknown=unknown, space_prefix=False, unigram=True
             )
         else:
-            model = engine_of(parts)
+            model = engine_of(parts, unknown)
             self._engines = (Engine(model), Engine(model))
             for engine, cutter in zip(self._engines, parts.cutters, strict=True):
                 if cutter is not None:
@@ -104,9 +104,11 @@ class HfEncoder:
         found, last = Encoded(), 0
         for token, (a, b) in zip(ids, offsets, strict=True):
             begin, end = max(before[a], last), max(before[b], last)
+            if not last and self._vocab.bytes_of(token) == b" " and not part.startswith((" ", SPACE)):
+                begin, end = 0, 0  # the space in front
             found.spans.append((token, begin, end))
             if token == self._unknown:
-                found.lost += range(begin, end)
+                found.lost += range(before[a], before[b])
             last = end
         words = self._words(part, first)
         unsaid = [word for word, _ in words if self._unsaid(word)] if self._unknown is None else []

@@ -25,6 +25,7 @@ from glassbox.text.vocab import TYPES, Vocab
 KEY = "tokenizer.ggml."
 SCORES = KEY + "scores"
 CHARSMAP = KEY + "precompiled_charsmap"
+PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that take no white space
 MODELS = ("gpt2", "llama", "t5")
 
 _MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
@@ -47,6 +48,7 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
         assumed.append("the file wants a BOS but names none: none is added")
     if metadata.get(KEY + "add_eos_token") is True:
         assumed.append("add_eos_token is not followed: a prompt is there to be continued")
+    rstrip = _rstrip(metadata, vocab, assumed)
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ModelFormatError("must be a string", field="tokenizer.chat_template")
@@ -65,8 +67,17 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
     return Facts(
         model=model, pre=pre, vocab=vocab, special=special, add_bos=add_bos and "bos" in special,
         space_prefix=space_prefix, merges=merges, scores=scores, template=template, assumptions=tuple(assumed),
-        encoder=encoder,
+        encoder=encoder, rstrip=rstrip,
     )  # fmt: skip
+
+
+def _rstrip(metadata: Mapping[str, Any], vocab: Vocab, assumed: list[str]) -> frozenset[int]:
+    """Phi-3's special tokens take the white space after them; a GGUF file cannot say so, but its name tells."""
+    name = metadata.get("general.name")
+    if not isinstance(name, str) or not ("phi-3" in name.lower() or "phi3" in name.lower()):
+        return frozenset()
+    assumed.append("white space after a special token belongs to it, as in Phi-3's own tokenizer")
+    return frozenset(t for piece, t in vocab.of_kind("control").items() if piece not in PHI3_PLAIN)
 
 
 def _normaliser(metadata: Mapping[str, Any], space_prefix: bool) -> SentencePieceNormaliser | None:
@@ -89,11 +100,11 @@ def _normaliser(metadata: Mapping[str, Any], space_prefix: bool) -> SentencePiec
 def _pre_tokenizer(metadata: Mapping[str, Any], spm: bool, assumed: list[str]) -> str:
     known = ("default",) if spm else tuple(PRE_TOKENIZERS)
     name = metadata.get(KEY + "pre", "default")
-    if name == "default" and not spm:
-        assumed.append("the file names no pre-tokenizer: gpt-2 is assumed")
+    if name == "default" and not spm and metadata.get("general.architecture") == "gpt2":
+        assumed.append("the file names no pre-tokenizer: gpt-2 is assumed, as it is a gpt2 model")
         return "gpt-2"
     if name not in known:
-        raise Unsupported("pre-tokenizer", str(name), known)
+        raise Unsupported("pre-tokenizer", str(metadata.get(KEY + "pre", "(none named)")), known)
     return str(name)
 
 

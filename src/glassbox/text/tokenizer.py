@@ -192,7 +192,7 @@ class Tokenizer:
             if token is not None:
                 whole.spans.append((token, at, at + size))
                 name = self.vocab.pieces[token].encode()
-                if self.facts.added is not None and size > len(name):  # white space that belongs to the token
+                if size > len(name):  # white space that belongs to the token
                     begin = at + part.encode().index(name)
                     whole.lost += [i for i in range(at, at + size) if not begin <= i < begin + len(name)]
                 elif not is_special and self.vocab.style == "sentencepiece":
@@ -275,7 +275,11 @@ def _matchers(facts: Facts) -> tuple[Cutter, Cutter]:
     vocab = facts.vocab
     if facts.added is None:
         user = {vocab.bytes_of(t).decode(): t for t in vocab.of_kind("user").values()}
-        return Matcher(vocab.of_kind("control")), Matcher(user)
+        control = vocab.of_kind("control")
+        if not facts.rstrip:
+            return Matcher(control), Matcher(user)
+        flagged = [Added(t, piece, special=True, rstrip=t in facts.rstrip) for piece, t in control.items()]
+        return AddedMatcher(flagged), Matcher(user)
     known = {t.id for t in facts.added}
     more = [Added(t, piece, special=True) for piece, t in vocab.of_kind("control").items() if t not in known]
     return (
