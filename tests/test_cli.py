@@ -135,7 +135,7 @@ def test_stop_and_runs_and_show(cli: Cli) -> None:
         (["trace", "ab", "--system", "x", "--raw"], "--system needs the chat template, which --raw leaves out"),
         (["trace", "ab", "--kv", "q9"], "kv is 'q9', but must be one of f32, f16, q8"),
         (["trace", "ab", "--time-limit", "-1"], "time_limit is -1.0, but must be a positive number of seconds"),
-        (["trace", "xyz"], "the prompt cannot be encoded: none of its 3 bytes is in the vocabulary"),
+        (["trace", "axyz"], r"byte 0x78 at offset 1: character 1, 'x' \(U\+0078\), cannot be expressed"),
         (["trace", "a\udcff"], "the input is not UTF-8 at byte 1"),
         (["trace"], r"Missing argument .* \(see glassbox trace --help\)"),
         (["trace", "ab", "--nonsense"], r"No such option: --nonsense .*\(see glassbox trace --help\)"),
@@ -312,16 +312,20 @@ def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> No
 
 def test_an_encoding_that_cannot_say_it_all() -> None:
     for more in ((), ("--json",)):
-        p = started("tokenize", "é", "--model", "bigram", *more, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        p = started("tokenize", "a", "--model", "bigram", *more, env={**os.environ, "PYTHONIOENCODING": "ascii"})
         out, err = p.communicate(timeout=60)
         assert (p.returncode, err) == (0, "") and out.isascii()
-    assert json.loads(out)["text"] == "é"
+    assert json.loads(out)["text"] == "a"
+    p = started("tokenize", "é", "--model", "bigram", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    out, err = p.communicate(timeout=60)
+    assert p.returncode == 2 and "U+00E9" in err and err.isascii()
 
 
 def test_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for data, code, said in (
         (b"a\xff", 2, "the input is not UTF-8 at byte 1"),
-        (b"a\r\nb", 0, "2 ids for 4 bytes"),
+        (b"a b", 0, "3 ids for 3 bytes"),
+        (b"a\r\nb", 2, "byte 0x0D at offset 1"),
     ):
         for command in ("tokenize", "trace") if code else ("tokenize",):
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
@@ -351,11 +355,23 @@ def test_where_to_look_names_the_store(cli: Cli) -> None:
 
 
 def test_bytes_the_vocabulary_lacks(cli: Cli) -> None:
-    out, _ = cli.stored("trace", "ab" + "é" * 5, *BIGRAM)
-    assert "  note: byte 0xC3 at offset 2 is not in the vocabulary and was left out\n" in out
-    assert out.count("note: byte") == 4 and "note: the same holds for 6 more bytes" in out
-    out, _ = cli("tokenize", "azb", "--model", "bigram")
-    assert "note: byte 0x7A at offset 1 is not in the vocabulary and was left out\n" in out
+    _, err = cli.stored("trace", "ab" + "é" * 5, *BIGRAM, code=2)
+    assert "byte 0xC3 at offset 2: character 2, '\\xe9' (U+00E9), cannot be expressed" in err
+    _, err = cli("tokenize", "azb", "--model", "bigram", code=2)
+    assert "byte 0x7A at offset 1: character 1, 'z' (U+007A), cannot be expressed" in err
+
+
+@pytest.mark.model
+def test_tokenize_explains_each_merge(cli: Cli) -> None:
+    out, _ = cli("tokenize", " wor1👍", "--explain")
+    assert out.splitlines()[:7] == [
+        "normalised  ' wor1👍'", "merges      ' wor'", "            15  ' ' + 'w'", "            18  'o' + 'r'",
+        "           206  ' w' + 'or'", "merges      '1'", "merges      '👍'",
+    ]  # fmt: skip
+    got = json.loads(cli("tokenize", "ab <|im_end|>", "--explain", "--specials", "--json")[0])
+    assert got["normalised"] == "ab <|im_end|>" and [w["how"] for w in got["words"]] == ["merges", "merges", "special"]
+    assert [i for w in got["words"] for i in w["ids"]] == got["ids"]
+    assert got["words"][0]["merges"][0]["left"] == "a" and got["words"][0]["merges"][0]["right_bytes"] == [98]
 
 
 def test_an_unknown_token_stands_for_what_was_lost() -> None:
@@ -553,13 +569,13 @@ def test_names_in_files_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> N
     model = evil_model(tmp_path)
     out, _ = cli("tokenize", "ab", "--model", str(model))
     assert "taken for control tokens" in out and "<s\\x1b]0" in out and not STEERS.search(out) and len(out) < 2000
-    raw, _ = cli("tokenize", f"a{EVIL}é", "--model", str(model), "--json")
-    assert not STEERS.search(raw) and "é" in raw and json.loads(raw)["text"] == f"a{EVIL}é"
+    _, err = cli("tokenize", f"a{EVIL}é", "--model", str(model), "--json", code=2)
+    assert "cannot be expressed" in err and not STEERS.search(err) and len(err.splitlines()) == 1
     _, err = cli.stored("trace", "ab", "--model", str(model), code=2)
     assert not STEERS.search(err) and len(err.splitlines()) == 1
 
     store = str(tmp_path / f"s{EVIL}.db")
-    out, err = cli("trace", f"ab{EVIL}", *BIGRAM, "--store", store)
+    out, err = cli("trace", "ab", *BIGRAM, "--store", store)
     for command in (("show",), ("show", "--at", "0"), ("runs",), ("show", "--json"), ("runs", "--json")):
         out += cli(*command, "--store", store)[0]
     assert not STEERS.search(out + err) and out.count("s\\x1b]0;pwn") == 2

@@ -100,7 +100,7 @@ def test_a_folder_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     config = config_of(CASE)
     assert said["problem"] is None and said["spec"]["layers"] == config["num_hidden_layers"]
     assert said["parameters"] == sum(a.size for a in arrays_of(CASE).values())
-    for command in (["trace", "hi"],):
+    for command in (["trace", "hi"], ["tokenize", "hi"]):
         assert cli([*command, "--model", str(path)]) == 2
         err = capsys.readouterr().err
         assert "tokenizer" in err and len(err.splitlines()) == 1

@@ -69,7 +69,7 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     path = _path_of(name)
     if path is None:
         return Tokenizer.from_gguf(METADATA)
-    return Tokenizer.from_folder(path) if _of_folder(path) else Tokenizer.from_gguf(open_checkpoint(path).metadata)  # type: ignore[attr-defined]
+    return Tokenizer.from_folder(path) if _of_folder(path) else Tokenizer.from_gguf(open_checkpoint(path).metadata)
 
 
 def metadata_of(name: str | Path) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
     """Of a folder that holds none, a NoTokenizer. Raises as `load` does."""
     if isinstance(file, Gguf):
         return Tokenizer.from_gguf(file.metadata)
-    return Tokenizer.from_folder(file.path) if has_tokenizer(file.path) else NoTokenizer(eos_ids(file))  # type: ignore[attr-defined]
+    return Tokenizer.from_folder(file.path) if has_tokenizer(file.path) else NoTokenizer(eos_ids(file))
 
 
 class Model:

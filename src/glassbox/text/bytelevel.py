@@ -2,48 +2,27 @@
 spans.
 
 What distinguishes one such tokenizer from another beside its merges is how it cuts text into words before
-merging: one row of a table each. A name that is not in the table is refused, because a near miss changes ids
-without a word.
+merging: see pretokenizers.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from glassbox.errors import ModelFormatError
+from glassbox.text.encoded import Encoded, Word, walk
+from glassbox.text.merges import explain_words
+from glassbox.text.normalise import is_nfc
+from glassbox.text.pretokenizers import PreTokenizer
 from glassbox.text.segments import utf8
 from glassbox.text.vocab import Vocab
 
 MERGES = "tokenizer.ggml.merges"
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How text is cut into words: each pattern in turn isolates its matches."""
-
-    patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is that token, even if no merges lead to it
-    add_bos: bool = False  # what is assumed where the file does not say
-
-
-# Patterns as in llama.cpp, src/llama-vocab.cpp, llm_tokenizer_bpe
-PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
-    "gpt-2": PreTokenizer((_GPT2,)),
-    "smollm": PreTokenizer((r"\p{N}", _GPT2)),
-    "llama-bpe": PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
-    "qwen2": PreTokenizer((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),
-}
 
 
 def read_merges(metadata: Mapping[str, Any], pieces: Mapping[str, int]) -> list[tuple[str, str]]:
@@ -63,30 +42,41 @@ def read_merges(metadata: Mapping[str, Any], pieces: Mapping[str, int]) -> list[
     return merges
 
 
+def cutter(how: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """The row as the library does it: words in the byte alphabet."""
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(p), "isolated") for p in how.patterns]
+        + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
 class ByteLevelBpe:
-    """Encodes runs of plain text. A byte no token says is left out, as in the reference: spans have a gap."""
+    """Encodes runs of plain text. A byte that no token says is `missing`."""
 
     def __init__(self, vocab: Vocab, merges: Sequence[tuple[str, str]], how: PreTokenizer) -> None:
-        self._vocab = vocab
+        self._vocab, self._how, self._merges = vocab, how, merges
         model = models.BPE(vocab.of_kind("normal"), list(merges), ignore_merges=how.ignore_merges)
         self._engine = Engine(model)
-        self._engine.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(p), "isolated") for p in how.patterns]
-            + [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-        )
+        self._engine.pre_tokenizer = cutter(how)
 
-    def encode(self, text: str, *, first: bool = False) -> list[tuple[int, int, int]]:
-        """(id, first byte, byte after the last) for each token of `text`. `first` changes nothing here."""
-        data, at = utf8(text), 0
-        found = []
-        for token in self._engine.encode(text, add_special_tokens=False).ids:
-            said = self._vocab.bytes_of(token)
-            begin = at
-            if data.startswith(said, at):
-                at += len(said)
-            else:  # a byte was left out here: before the token, or inside it
-                begin = at = data.index(said[0], at)
-                for byte in said:
-                    at = data.index(byte, at) + 1
-            found.append((token, begin, at))
+    def encode(self, text: str, *, first: bool = False) -> Encoded:
+        """The tokens of `text`. `first` changes nothing here."""
+        data = utf8(text)
+        ids = self._engine.encode(text, add_special_tokens=False).ids
+        found = walk(data, ids, list(map(self._vocab.bytes_of, ids)))
+        if self._how.nfc and not is_nfc(text):
+            found.notes = ("the text is not in Unicode form NFC, in which this model was trained: it is left as it is",)
         return found
+
+    def explain(self, text: str, *, first: bool = False) -> tuple[str, list[Word]]:
+        """The words of `text` with their merges."""
+        words = self._engine.pre_tokenizer.pre_tokenize_str(text)
+        whole = self._vocab.of_kind("normal") if self._how.ignore_merges else {}
+        return text, explain_words([w for w, _ in words], self._vocab, self._ranks, whole)
+
+    @cached_property
+    def _ranks(self) -> dict[tuple[str, str], int]:
+        ranks: dict[tuple[str, str], int] = {}
+        for i, pair in enumerate(self._merges):
+            ranks[pair] = i  # where a pair stands twice the library counts the later place
+        return ranks

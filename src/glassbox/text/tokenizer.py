@@ -1,4 +1,4 @@
-"""Text to ids and back. Comes in: GGUF metadata, then text or segments. Goes out: `Encoding`, decoded text.
+"""Text to ids and back. Comes in: GGUF metadata or a folder, then text or segments. Goes out: `Encoding`, decoded text.
 
 Never flattens a prompt: each id keeps its bytes' place in the text and the segment it came from. Special
 tokens are cut out first, and only where trusted text wrote them; what lies between two of them is one run,
@@ -13,19 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
-from glassbox.errors import TemplateError
-from glassbox.text.bytelevel import PRE_TOKENIZERS, ByteLevelBpe
+from glassbox.errors import PromptError, TemplateError
+from glassbox.text.added import Added, AddedMatcher
 from glassbox.text.detokenize import Detokenizer
+from glassbox.text.encoded import Encoded, Encoder, Span, Word, typed_marks
+from glassbox.text.facts import Facts
+from glassbox.text.folder import read_folder
 from glassbox.text.matcher import Matcher
-from glassbox.text.metadata import Facts, read_facts
+from glassbox.text.metadata import read_facts
 from glassbox.text.segments import Segment, utf8
-from glassbox.text.spm import SentencePieceBpe
 from glassbox.text.template import ChatTemplate
 from glassbox.text.vocab import SPACE, Kind, Vocab
-
-Span = tuple[int, int, int]  # id, first byte, byte after the last
 
 # Names under which models end a turn; a file's metadata often lists only one of them.
 TURN_ENDS = (
@@ -33,6 +34,9 @@ TURN_ENDS = (
     "<|eot|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|return|>", "<EOT>",
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
+
+
+Cutter = Matcher | AddedMatcher
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -58,12 +62,6 @@ class Encoding:
         return f"<Encoding {len(self)} ids [{ids}] of {text!r}{lost}>"
 
 
-class Encoder(Protocol):
-    """Encodes a run of plain text. `first`: nothing but special tokens stands before it in the prompt."""
-
-    def encode(self, text: str, *, first: bool = False) -> list[Span]: ...
-
-
 class Tokenizer:
     """A model's tokenizer. `assumptions` lists what the file leaves open and what is assumed for it."""
 
@@ -72,13 +70,17 @@ class Tokenizer:
         self.vocab: Vocab = facts.vocab
         self.assumptions = list(facts.assumptions)
         self.bos_id = facts.special.get("bos")
-        self._control = Matcher(self.vocab.of_kind("control"))
-        self._user = Matcher({self.vocab.bytes_of(t).decode(): t for t in self.vocab.of_kind("user").values()})
+        self._control, self._user = _matchers(facts)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Build from a GGUF file's metadata. Raises ModelFormatError (with the field) and Unsupported."""
         return cls(read_facts(metadata))
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Tokenizer:
+        """Build from a folder with tokenizer.json or tokenizer.model, or from such a file. Raises as from_gguf."""
+        return cls(read_folder(path))
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.facts.model}/{self.facts.pre}, {len(self.vocab):,} tokens>"
@@ -86,22 +88,28 @@ class Tokenizer:
     def encode(self, text: str, *, specials: bool = False, add_special: bool = True) -> Encoding:
         """Encode one text. `specials`: special tokens in it count; `add_special`: BOS if the file says so.
 
-        Raises PromptError for what is not text (lone surrogates).
+        Raises PromptError for what is not text (lone surrogates) and for what the vocabulary cannot say.
         """
         return self.encode_segments([Segment("prompt", None, text, trusted=specials)], add_special=add_special)
 
     def encode_segments(self, segments: Sequence[Segment], *, add_special: bool = True) -> Encoding:
         """Encode a rendered prompt: the ids of the joined text, but untrusted text makes no special token.
 
-        Raises PromptError for what is not text (lone surrogates).
+        Raises PromptError for what is not text (lone surrogates) and for what the vocabulary cannot say.
         """
         text = "".join(s.text for s in segments)
         data = utf8(text)
-        found = self._encode(segments)
-        lossy = tuple(f"byte 0x{data[i]:02X} at offset {i}" for i in self._lost(found, data))
+        whole = self._encode(segments)
+        if whole.missing:
+            raise PromptError(_inexpressible(text, data, whole.missing[0]))
+        found = whole.spans
+        lossy = tuple(f"byte 0x{data[i]:02X} at offset {i}" for i in whole.lost)
         begins = list(accumulate((len(s.text.encode()) for s in segments), initial=0))[:-1]
         owners = [bisect_right(begins, begin) - 1 for _, begin, _ in found]
         added, notes = self._bos_to_add(text, found) if add_special else ([], ())
+        notes = (*notes, *whole.notes)
+        if not lossy and not whole.notes:
+            notes += self._misread(text, found)
         if added:
             segments = [Segment("tokenizer", None, "", trusted=True), *segments]
             found, owners = added + found, [0, *(i + 1 for i in owners)]
@@ -154,7 +162,7 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """What ends a generation: the file's EOS, EOT, EOM, known names, the end of the template's turns."""
         special, control = self.facts.special, self.vocab.of_kind("control")
-        ends = {special[name] for name in ("eos", "eot", "eom") if name in special}
+        ends = {special[name] for name in ("eos", "eot", "eom") if name in special} | self.facts.ends
         ends |= {control[name] for name in TURN_ENDS if name in control}
         try:
             tail = self.template.after_assistant() if self.template else ""
@@ -166,33 +174,65 @@ class Tokenizer:
     @cached_property
     def _encoder(self) -> Encoder:
         """Built when first needed: decoding needs none."""
-        facts = self.facts
-        if facts.model == "gpt2":
-            return ByteLevelBpe(self.vocab, facts.merges, PRE_TOKENIZERS[facts.pre])
-        unknown = facts.special.get("unknown")
+        unknown = self.facts.special.get("unknown")
         if unknown in self.eos_ids or unknown == self.bos_id:
-            unknown = None  # better a gap than an end in the middle of the prompt
-        return SentencePieceBpe(self.vocab, facts.scores, unknown=unknown, space_prefix=facts.space_prefix)
+            unknown = None  # better an error than an end in the middle of the prompt
+        return self.facts.encoder(unknown)
 
-    def _encode(self, segments: Sequence[Segment]) -> list[Span]:
-        found: list[Span] = []
-        at, first = 0, True
+    def _encode(self, segments: Sequence[Segment]) -> Encoded:
+        whole, at, first = Encoded(), 0, True
+        for part, token, is_special in self._parts(segments):
+            size = len(part.encode())
+            if not is_special and (token is None or (first and self._space_alone)):
+                here = self._encoder.encode(part if token is None else "", first=first)
+                whole.spans += [(t, at + begin, at + end) for t, begin, end in here.spans]
+                whole.lost += [at + i for i in here.lost]
+                whole.missing += [at + i for i in here.missing]
+                whole.notes += tuple(n for n in here.notes if n not in whole.notes)
+            if token is not None:
+                whole.spans.append((token, at, at + size))
+                name = self.vocab.pieces[token].encode()
+                if size > len(name):  # white space that belongs to the token
+                    begin = at + part.encode().index(name)
+                    whole.lost += [i for i in range(at, at + size) if not begin <= i < begin + len(name)]
+                elif not is_special and self.vocab.style == "sentencepiece":
+                    whole.lost += [at + i for i in typed_marks(part)]
+            first, at = first and is_special and self.facts.added is None, at + size
+        return whole
+
+    @property
+    def _space_alone(self) -> bool:
+        """Whether the space in front stands even before a user-defined piece, as in SentencePiece."""
+        return self.facts.added is None and self.facts.space_prefix
+
+    def explain(self, text: str, *, specials: bool = False) -> tuple[str, list[Word]]:
+        """The text as it is after normalisation, and how each of its words became ids."""
+        utf8(text)
+        words: list[Word] = []
+        seen, first = "", True
+        for part, token, is_special in self._parts([Segment("prompt", None, text, trusted=specials)]):
+            if not is_special and (token is None or (first and self._space_alone)):
+                changed, more = self._encoder.explain(part if token is None else "", first=first)
+                seen, words = seen + changed, words + more
+            if token is not None:
+                seen += part
+                words.append(Word(part, (token,), "special" if is_special else "user"))
+            first = first and is_special and self.facts.added is None
+        return seen, words
+
+    def _parts(self, segments: Sequence[Segment]) -> Iterator[tuple[str, int | None, bool]]:
+        """(text, id, whether it is special) in order; None for plain text."""
         for run, special in self._runs(segments):
-            for part, token in [(run, special)] if special is not None else self._cut_user(run):
-                if special is None and (token is None or first):
-                    merged = self._encoder.encode(part if token is None else "", first=first)
-                    found += [(t, at + begin, at + end) for t, begin, end in merged]
-                    first = False
-                size = len(part.encode())
-                if token is not None:
-                    found.append((token, at, at + size))
-                at += size
-        return found
+            if special is not None:
+                yield run, special, True
+            else:
+                yield from ((part, token, False) for part, token in self._cut_user(run))
 
     def _cut_user(self, run: str) -> Iterator[tuple[str, int | None]]:
         """User-defined pieces, and what lies between. SentencePiece takes U+2581 for a space here too."""
         at = 0
-        for part, token in self._user.cut(run.replace(SPACE, " ") if self.facts.model == "llama" else run):
+        as_space = self.facts.added is None and self.vocab.style == "sentencepiece"
+        for part, token in self._user.cut(run.replace(SPACE, " ") if as_space else run):
             yield run[at : at + len(part)], token
             at += len(part)
 
@@ -212,6 +252,15 @@ class Tokenizer:
         if run:
             yield run, None
 
+    def _misread(self, text: str, found: Sequence[Span]) -> tuple[str, ...]:
+        """Rules about spaces can make two texts one: said here, whatever rule it was."""
+        back = self.decode([token for token, _, _ in found], specials=True)
+        if back == text:
+            return ()
+        pairs = enumerate(zip(back, text, strict=False))
+        at = next((i for i, (a, b) in pairs if a != b), min(len(back), len(text)))
+        return (f"these ids read as another text, from character {at} on: {back[at : at + 12]!r}",)
+
     def _bos_to_add(self, text: str, found: list[Span]) -> tuple[list[Span], tuple[str, ...]]:
         if not self.facts.add_bos or self.bos_id is None:
             return [], ()
@@ -220,22 +269,29 @@ class Tokenizer:
         twice = text.startswith(self.bos)
         return [(self.bos_id, 0, 0)], (f"the text begins with the letters {self.bos}, beside the BOS",) * twice
 
-    def _lost(self, found: Sequence[Span], data: bytes) -> Iterator[int]:
-        """Offsets of the bytes that the ids do not say back."""
-        at, space_due = 0, self.facts.space_prefix
-        for token, begin, end in found:
-            yield from range(at, begin)
-            at, meant, said = end, data[begin:end], self.vocab.bytes_of(token)
-            control = self.vocab.kind_of(token) == "control"
-            if space_due and not control:
-                space_due, said = False, said.removeprefix(b" ") if said != meant else said
-            if said == meant:
-                continue
-            if control:  # the unknown token
-                yield from range(begin, end)
-            elif self.vocab.style == "byte-level":
-                yield from (begin + i for i, b in enumerate(meant) if b in self.vocab.missing_bytes)
-            else:  # U+2581 typed as such reads as a space
-                marks = [i for i in range(len(meant)) if meant.startswith(SPACE.encode(), i)]
-                yield from (begin + i + k for i in marks for k in range(3))
-        yield from range(at, len(data))
+
+def _matchers(facts: Facts) -> tuple[Cutter, Cutter]:
+    """What is cut out of trusted text only, and of all text."""
+    vocab = facts.vocab
+    if facts.added is None:
+        user = {vocab.bytes_of(t).decode(): t for t in vocab.of_kind("user").values()}
+        control = vocab.of_kind("control")
+        if not facts.rstrip:
+            return Matcher(control), Matcher(user)
+        flagged = [Added(t, piece, special=True, rstrip=t in facts.rstrip) for piece, t in control.items()]
+        return AddedMatcher(flagged), Matcher(user)
+    known = {t.id for t in facts.added}
+    more = [Added(t, piece, special=True) for piece, t in vocab.of_kind("control").items() if t not in known]
+    return (
+        AddedMatcher([*(t for t in facts.added if t.special), *more]),
+        AddedMatcher([t for t in facts.added if not t.special and not t.normalized]),
+    )
+
+
+def _inexpressible(text: str, data: bytes, offset: int) -> str:
+    place = len(data[:offset].decode("utf-8", "ignore"))
+    c = text[place]
+    return (
+        f"the vocabulary has no token for byte 0x{data[offset]:02X} at offset {offset}: "
+        f"character {place}, {c!a} (U+{ord(c):04X}), cannot be expressed"
+    )

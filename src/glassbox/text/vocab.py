@@ -65,7 +65,7 @@ class Vocab:
             raise ModelFormatError(f"has {len(types)} entries for {len(pieces)} tokens", field=TYPES)
         vocab = cls(pieces, [KINDS[t] for t in types], style)
         for token, kind in enumerate(vocab._kinds):
-            if kind == "byte" and _byte_named(pieces[token]) is None:
+            if kind == "byte" and byte_named(pieces[token]) is None:
                 raise ModelFormatError(f"id {token} is a byte, but reads {pieces[token]!r}, not <0xNN>", field=TYPES)
         return vocab
 
@@ -119,14 +119,14 @@ class Vocab:
         single = {p for p, k in zip(self.pieces, self._kinds, strict=True) if k in ("normal", "user") and len(p) == 1}
         if self.style == "byte-level":
             return frozenset(b for b in range(256) if LETTERS[b] not in single)
-        said = {_byte_named(p) for p in self.of_kind("byte")}
+        said = {byte_named(p) for p in self.of_kind("byte")}
         return frozenset(
             b for b in range(256) if b not in said and not (b < 128 and (SPACE if b == 32 else chr(b)) in single)
         )
 
     def _work_out(self, piece: str, kind: Kind) -> bytes:
         if kind == "byte":
-            value = _byte_named(piece)
+            value = byte_named(piece)
             assert value is not None
             return bytes([value])
         if kind in ("normal", "user") and self.style == "sentencepiece":
@@ -136,7 +136,7 @@ class Vocab:
         return piece.encode()  # control, unused and user-defined pieces stand in the file as plain text
 
 
-def _byte_named(piece: str) -> int | None:
+def byte_named(piece: str) -> int | None:
     """0x0A for "<0x0A>"."""
     found = _BYTE.fullmatch(piece)
     return None if found is None else int(found[1], 16)

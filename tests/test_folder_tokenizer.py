@@ -1,0 +1,284 @@
+"""tokenizer.json and tokenizer.model: ids equal the libraries' on the whole corpus, and nothing is lost in silence."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from text_corpus import corpus
+from tokenizers import Tokenizer as Engine
+from trained import MAKERS, SPECIAL, _byte_level, gguf_of, train_spm, write_folder
+
+from glassbox.errors import ModelFormatError, PromptError, Unsupported
+from glassbox.text.segments import Segment
+from glassbox.text.tokenizer import Encoding, Tokenizer
+
+LINES = corpus()
+NAMED = [f"{a}{s}{b}" for s in SPECIAL[1:] for a, b in (("", "x"), ("a ", " b"), ("\n", "\n"), ("", " y"))]
+
+
+def check_accounts(tokenizer: Tokenizer, e: Encoding) -> None:
+    """Spans follow one another; where nothing is noted, tokens say the bytes they span, and the text comes back."""
+    data, at = e.text.encode(), 0
+    said = []
+    for token, (begin, end) in zip(e.ids, e.spans, strict=True):
+        assert at <= begin <= end <= len(data)
+        if not e.lossy and not e.notes and end > begin:
+            assert begin == at
+            said = tokenizer.vocab.bytes_of(token)
+            assert said == data[begin:end] or said == b" " + data[begin:end]
+        at = end
+    assert at == len(data) or e.lossy or e.notes
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tokenizers")
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def both(request: pytest.FixtureRequest, folders: Path) -> tuple[str, Engine, Tokenizer]:
+    engine = MAKERS[request.param]()
+    folder = write_folder(folders / request.param, engine)
+    return request.param, engine, Tokenizer.from_folder(folder)
+
+
+def test_ids_are_the_librarys(both: tuple[str, Engine, Tokenizer]) -> None:
+    name, engine, tokenizer = both
+    back = 0
+    more = ["<|user|>  hi <|l|> x", "many manys many.", "cafe\u0301 caf\u00e9", "a  b   c", "x <tool> \n y", "\n\n\n a"]
+    for line in [*LINES, *NAMED, *more]:
+        e = tokenizer.encode(line, specials=True, add_special=False)
+        assert list(e.ids) == engine.encode(line, add_special_tokens=False).ids, line
+        check_accounts(tokenizer, e)
+        back += not e.lossy and not e.notes and tokenizer.decode(e.ids, specials=True) == line
+    assert list(tokenizer.encode("a b").ids) == engine.encode("a b").ids  # with BOS, where the file wants one
+    # Most lines come back whole; the others are changed by the tokenizer's own rules, and say so.
+    assert back > {"unigram": 300, "unigram-bytes": 600, "byte-level-prefix": 50}.get(name, 1700)
+
+
+def test_what_is_not_noted_comes_back(both: tuple[str, Engine, Tokenizer]) -> None:
+    _, _, tokenizer = both
+    for line in LINES:
+        e = tokenizer.encode(line)
+        if not e.lossy and not e.notes:
+            assert tokenizer.decode(e.ids) == line
+
+
+def test_explanations_end_in_the_ids(both: tuple[str, Engine, Tokenizer]) -> None:
+    _, _, tokenizer = both
+    for line in LINES[::5]:
+        _, words = tokenizer.explain(line)
+        assert [i for w in words for i in w.ids] == list(tokenizer.encode(line, add_special=False).ids), line
+        for word in words:
+            made = [m.left + m.right for m in word.merges]
+            assert all(made.count(m.left) or len(m.left.decode("utf-8", "replace")) <= 3 for m in word.merges)
+
+
+def test_user_text_makes_no_special_token(both: tuple[str, Engine, Tokenizer]) -> None:
+    _, _, tokenizer = both
+    for name in SPECIAL[1:]:
+        parts = [Segment("template", None, "<s>", trusted=True), Segment("message 0", "user", f"x{name} y{name}")]
+        e = tokenizer.encode_segments(parts, add_special=False)
+        assert [k for k, s in zip(e.kinds, e.segments, strict=True) if s == 1 and k == "control"] == []
+        assert tokenizer.decode(e.ids) in (f"x{name} y{name}", f" x{name} y{name}")
+
+
+@pytest.mark.parametrize("name", ["byte-level", "spm-first"])
+def test_long_inputs_take_linear_time(name: str, folders: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write_folder(folders / f"long-{name}", MAKERS[name]()))
+    for text in ("a" * 10**6, "".join(LINES * 12)[: 10**6]):
+        begin = time.perf_counter()
+        tokenizer.encode(text)
+        assert time.perf_counter() - begin < 8
+
+
+# -- bytes that cannot be said
+
+
+def test_a_missing_byte_is_an_error_that_names_it(folders: Path) -> None:
+    engine = _byte_level()
+    data = json.loads(engine.to_str())
+    letter = "ė"  # how the byte alphabet writes 0x17
+    removed = data["model"]["vocab"].pop(letter)
+    data["model"]["vocab"]["<hole>"] = removed
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "hole", Engine.from_str(json.dumps(data))))
+    with pytest.raises(PromptError, match=r"byte 0x17 at offset 3: character 2, '\\x17' \(U\+0017\)"):
+        tokenizer.encode("é.\x17b")
+    assert tokenizer.decode(tokenizer.encode("é.b").ids) == "é.b"
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_an_unknown_token_is_the_vocabularys_own_and_told(fuse: bool, folders: Path) -> None:
+    data = json.loads(MAKERS["spm-first"]().to_str())
+    data["model"] |= {"byte_fallback": False, "fuse_unk": fuse}
+    engine = Engine.from_str(json.dumps(data))
+    tokenizer = Tokenizer.from_folder(write_folder(folders / f"unknown{fuse}", engine))
+    seen = 0
+    for line in LINES:
+        e = tokenizer.encode(line, add_special=False)
+        assert list(e.ids) == engine.encode(line, add_special_tokens=False).ids, line
+        unknown = tokenizer.vocab.pieces.index("<unk>") in e.ids
+        assert unknown <= bool(e.lossy)
+        check_accounts(tokenizer, e)
+        seen += unknown
+    assert seen > 100
+
+
+def test_an_unknown_token_that_ends_a_text_is_never_made(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["model"]["vocab"]["<hole>"] = data["model"]["vocab"].pop("ė")
+    data["model"]["unk_token"] = "</s>"
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "ends", Engine.from_str(json.dumps(data))))
+    with pytest.raises(PromptError, match="byte 0x17 at offset 1"):
+        tokenizer.encode("a\x17")
+
+
+# -- what a folder says beside
+
+
+def test_roles_ends_template_and_bos(folders: Path) -> None:
+    folder = write_folder(folders / "roles", _byte_level(), chat_template="{{ bos_token }}{{ messages[0].content }}")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = {t: i for i, t in enumerate(tokenizer.vocab.pieces)}
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.bos_id) == ("<s>", "</s>", ids["<s>"])
+    assert tokenizer.eos_ids == {1, 2} and tokenizer.template is not None
+    assert tokenizer.encode("a").ids[0] == ids["<s>"] and ids["<s>"] not in tokenizer.encode("a", add_special=False).ids
+    assert tokenizer.vocab.kind_of(ids["<|turn|>"]) == "control"
+    without = Tokenizer.from_folder(write_folder(folders / "nobos", _byte_level(), add_bos_token=False))
+    assert ids["<s>"] not in without.encode("a").ids
+
+
+def test_tokens_that_stand_only_in_the_config(folders: Path) -> None:
+    more = {"900": {"content": "<|extra|>", "special": True}, "901": {"content": "plain!", "special": False}}
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "more", _byte_level(), added_tokens_decoder=more))
+    assert tokenizer.encode("<|extra|>plain!", specials=True, add_special=False).ids == (900, 901)
+    assert 900 not in tokenizer.encode("<|extra|>").ids
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"model": {"type": "WordPiece", "vocab": {"a": 0}}}, "model 'WordPiece' is not supported"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}, "entry 0 names a piece"),
+        ({"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}, "must map pieces to ids"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a"]]}}, "not two pieces"),
+        ({"model": {"type": "BPE", "vocab": {"a\ud800": 0}, "merges": []}}, "surrogate"),
+        ({"model": None}, "must be an object"),
+        ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "entry 0 is no"),
+        ({"normalizer": {"type": "Nothing"}}, "tokenizers library refuses"),
+        ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}}, "library refuses"),
+        ({"decoder": {"type": "WordPiece"}}, "decoder 'WordPiece'"),
+        ({"post_processor": {"type": "BertProcessing", "sep": ["a", 0], "cls": ["a", 0]}}, "post-processor"),
+        ({"added_tokens": [{"id": 0}]}, "no token with id"),
+        ({"added_tokens": "x"}, "must be a list"),
+    ],
+)
+def test_a_broken_tokenizer_json_is_refused(change: dict[str, Any], error: str, folders: Path, tmp_path: Path) -> None:
+    data = json.loads(_TEMPLATE) | change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises((ModelFormatError, Unsupported), match=error):
+        Tokenizer.from_folder(tmp_path).encode("a")
+
+
+_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+_TEMPLATE = json.dumps({
+    "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": _LEVEL, "post_processor": None,
+    "decoder": _LEVEL, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+})  # fmt: skip
+
+
+def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ModelFormatError, match=r"neither tokenizer\.json nor tokenizer\.model"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(Unsupported, match=r"vocab\.json"):
+        Tokenizer.from_folder(tmp_path)
+    for text in ("", "[1]", "{", "{" * 100_000, "\ud800"):
+        (tmp_path / "tokenizer.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(ModelFormatError, match=r"tokenizer\.json"):
+            Tokenizer.from_folder(tmp_path)
+
+
+# -- tokenizer.model
+
+
+SPM = {
+    "bpe": dict(kind="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False),
+    "bpe-nmt": dict(kind="bpe", byte_fallback=True),
+    "bpe-unknown": dict(kind="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False),
+    "bpe-no-space": dict(
+        kind="bpe", byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+    ),
+    "unigram": dict(kind="unigram", byte_fallback=True),
+    "unigram-unknown": dict(kind="unigram"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=SPM)
+def spm_both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes, Tokenizer]:
+    data = train_spm(**SPM[request.param])
+    folder = tmp_path_factory.mktemp("spm")
+    (folder / "tokenizer.model").write_bytes(data)
+    (folder / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    return request.param, data, Tokenizer.from_folder(folder)
+
+
+def test_a_model_file_gives_sentencepieces_ids(spm_both: tuple[str, bytes, Tokenizer]) -> None:
+    name, data, tokenizer = spm_both
+    library = sentencepiece.SentencePieceProcessor(model_proto=data)
+    back = 0
+    for line in LINES:
+        e = tokenizer.encode(line)
+        assert list(e.ids) == library.encode(line), line
+        check_accounts(tokenizer, e)
+        if not e.lossy and not e.notes:
+            assert tokenizer.decode(e.ids) == line
+            back += 1
+        _, words = tokenizer.explain(line)
+        assert [i for w in words for i in w.ids] == list(e.ids), line
+    assert back > (1500 if name in ("bpe", "bpe-no-space") else 300)
+
+
+@pytest.mark.parametrize("name", ["bpe", "bpe-unknown", "bpe-no-space", "bpe-nmt", "unigram", "unigram-unknown"])
+def test_our_own_pieces_are_sentencepieces(name: str) -> None:
+    """The same model as GGUF metadata, which our own code encodes."""
+    options = dict(SPM[name])
+    data = train_spm(**options)
+    library = sentencepiece.SentencePieceProcessor(model_proto=data)
+    flags: dict[str, Any] = {"model": "t5"} if name.startswith("unigram") else {}
+    if options.get("normalization_rule_name") != "identity":
+        flags |= {"remove_extra_whitespaces": True, "precompiled_charsmap": list(_charsmap(data))}
+    tokenizer = Tokenizer.from_gguf(gguf_of(data, space_prefix=options.get("add_dummy_prefix", True), **flags))
+    ties = 0
+    for line in LINES:
+        e, there = tokenizer.encode(line), library.encode(line)
+        # A unigram's sum does not depend on the order of its pieces: where two orders tie, the library's float32
+        # goes by its rounding.
+        assert list(e.ids) == there or (name.startswith("unigram") and sorted(e.ids) == sorted(there)), line
+        ties += list(e.ids) != there
+        check_accounts(tokenizer, e)
+    assert ties < 40
+
+
+def _charsmap(data: bytes) -> bytes:
+    from glassbox.text.spm_file import _fields
+
+    return dict(_fields(dict(_fields(data))[3]))[2]
+
+
+def test_a_broken_model_file_is_refused(tmp_path: Path) -> None:
+    data = train_spm("bpe", vocab_size=900)
+    for bad in (b"", b"\0", data[: len(data) // 2], b"\x0f" * 50, data[:-7], b"\xff" * 30):
+        (tmp_path / "tokenizer.model").write_bytes(bad)
+        with pytest.raises((ModelFormatError, Unsupported)):
+            Tokenizer.from_folder(tmp_path)
+    with pytest.raises(ModelFormatError) as e:
+        Tokenizer.from_gguf(gguf_of(data, precompiled_charsmap=[1, 2, 3], model="t5"))
+    assert e.value.field == "tokenizer.ggml.precompiled_charsmap"
