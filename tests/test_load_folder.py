@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import tiny_weights
 from safetensors_writer import folder, tensors
+from tokenizers import Tokenizer as Engine
+from tokenizers import decoders, models, pre_tokenizers
 
 import glassbox
 from glassbox.cli.main import run as cli
@@ -116,3 +118,39 @@ def test_a_folder_is_loaded_without_torch_or_safetensors(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def with_tokenizer(path: Path) -> Engine:
+    """Put a tokenizer of single characters into a folder, and settings for sampling."""
+    letters = [chr(c) for c in range(33, 127)] + ["Ġ"]
+    engine = Engine(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    engine.add_special_tokens(["</s>"])
+    engine.save(str(path / "tokenizer.json"))
+    settings = {"do_sample": True, "temperature": 0.5, "top_k": 7, "eos_token_id": 95}
+    folder(path, {"tokenizer_config.json": {"eos_token": "</s>"}, "generation_config.json": settings})
+    return engine
+
+
+def test_text_goes_in_and_comes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "m", arrays_of(CASE))
+    engine = with_tokenizer(path)
+    model = glassbox.load(path, threads=1)
+    ids = engine.encode("hello, you").ids
+    assert list(model.encode("hello, you").ids) == ids and model.decode(ids) == "hello, you"
+    run = model.generate("hello, you", policy=glassbox.Policy(temperature=0), max_tokens=8, ignore_eos=True)
+    assert run.text == engine.decode([i for i in run.ids if i < 95])
+    same = model.generate(ids=ids, policy=glassbox.Policy(temperature=0), max_tokens=8, ignore_eos=True)
+    assert [s.logits_hash for s in same.steps] == [s.logits_hash for s in run.steps]
+    assert model.tokenizer.eos_ids == {95}
+    words = ["trace", "hello", "--model", str(path), "--json", "--max-tokens", "2", "--seed", "1"]
+    assert cli([*words, "--store", str(tmp_path / "runs.db")]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["policy"]["temperature"] == 0.5 and got["policy"]["top_k"] == 7 and got["policy"]["top_p"] == 0.95
+    assert got["sources"] == {
+        "temperature": "model file", "top_k": "model file", "top_p": "default", "min_p": "default",
+    }  # fmt: skip
+    assert cli(["show-model", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["tokenizer"]
+    assert said["tokens"] == 96 and said["ends"] == [95] and said["sha256"] == model.tokenizer_sha256
