@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import ModelFormatError
-from glassbox.weights.quant import FORMATS, Format, format_by_code
+from glassbox.weights.quant import FORMATS, Format, format_by_code, name_of_code
 
 MAGIC = b"GGUF"
 MAX_STRING = 1 << 30
@@ -216,7 +216,7 @@ class Header:
         fmt = format_by_code(code)
         if fmt is None:
             known = ", ".join(FORMATS)
-            raise self.fail(f"{name} format", f"code {code} is not supported (known: {known})", code_at)
+            raise self.fail(f"{name} format", f"{name_of_code(code)} is not supported (known: {known})", code_at)
         count = 1
         for d in dims:
             count *= d

@@ -189,12 +189,25 @@ FORMATS: Mapping[str, Format] = {
     )
 }
 
+# GGML's other type numbers, so that a refusal can name the format; some were withdrawn from files long ago.
+OTHERS: Mapping[int, str] = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
+    22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 31: "Q4_0_4_4", 32: "Q4_0_4_8",
+    33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4",
+    41: "Q1_0",
+}  # fmt: skip
+
 _BY_CODE = {f.code: f for f in FORMATS.values()}
 
 
 def format_by_code(code: int) -> Format | None:
     """The format of a GGML type number, or None if it is not supported."""
     return _BY_CODE.get(code)
+
+
+def name_of_code(code: int) -> str:
+    """What to call a GGML type number that is not supported."""
+    return OTHERS.get(code, f"code {code}")
 
 
 def decode(fmt: Format, raw: U8, shape: tuple[int, ...]) -> F32:
