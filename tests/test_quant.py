@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from format_blocks import FILLS, blocks, reference, same_bits
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf_writer import build, tensor
 
+import glassbox
+from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.weights.gguf import Gguf
-from glassbox.weights.quant import FORMATS, Format, decode, format_by_code
+from glassbox.weights.quant import FORMATS, Format, decode, format_by_code, name_of_code
 
 every_format = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 
@@ -22,6 +27,20 @@ def test_the_table_agrees_with_the_format_s_owner(fmt: Format) -> None:
 
 def test_an_unknown_code_has_no_format() -> None:
     assert format_by_code(4) is None and format_by_code(-1) is None
+
+
+@pytest.mark.parametrize("kind", [k for k in GGMLQuantizationType if k.name not in FORMATS], ids=lambda k: k.name)
+def test_other_formats_are_refused_by_name(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(build([], [tensor("t", [256], kind.value)], bytes(4096)))
+    # A file of blocks whose size is known can be opened, to be shown; no file of another format can be loaded.
+    with pytest.raises((ModelFormatError, Unsupported), match=rf"\bt\b.*{kind.name}\b.* is not supported"):
+        glassbox.load(path)
+
+
+@pytest.mark.parametrize(("code", "name"), [(4, "Q4_2"), (31, "Q4_0_4_4"), (38, "IQ4_NL_8_8"), (99, "code 99")])
+def test_numbers_that_were_withdrawn_or_never_given(code: int, name: str) -> None:
+    assert name_of_code(code) == name
 
 
 @pytest.mark.parametrize("fill", FILLS)

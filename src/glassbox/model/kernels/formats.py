@@ -247,4 +247,4 @@ Q6_K = (scales_q6_k, *of_words(words_q6_k, 0x3F), 1680, 16, 2)
 IQ4_NL = (scales_centred(128.0), *of_words(words_of_table(_IQ4, 16), 0xFF), 144, 1, 4)
 IQ4_XS = (scales_iq4_xs, *of_words(words_of_table(_IQ4, 64), 0xFF), 1088, 8, 4)
 # an offset of -12 scales would overflow where the weights themselves do not
-MXFP4 = (scales_mxfp4, *of_words(words_of_table(_MXFP4, 8), 0xFF, bias=12.0), 136, 1, 4)
+MXFP4 = (scales_mxfp4, *of_words(words_of_table(_MXFP4, 8), 0xFF, bias=12), 136, 1, 4)

@@ -14,8 +14,10 @@ from numba import njit, types
 from glassbox.model.kernels.simd import (
     FV,
     I8,
+    I32,
     IV,
     LANES,
+    _splat,
     and8,
     broadcast,
     call_named,
@@ -28,7 +30,6 @@ from glassbox.model.kernels.simd import (
     mul8,
     right8,
     splat8,
-    sub8,
     word_of,
 )
 
@@ -50,6 +51,12 @@ def load8w(b, p):
 def bits8(b, v):
     """The float32 with these bits."""
     return b.bitcast(v, FV)
+
+
+@word_of(i32x8, i32x8, types.int64)
+def less8(b, v, n):
+    """v - n."""
+    return b.sub(v, _splat(b, b.trunc(n, I32), IV))
 
 
 def look_up(values, *, plain=False):
@@ -76,11 +83,10 @@ def look_up(values, *, plain=False):
 
 @inlined
 def number(v, bias):
-    """Integers -> float32, less `bias`."""
-    x = float8(v)
+    """Integers less `bias` -> float32."""
     if bias:
-        x = sub8(x, splat8(bias))
-    return x
+        v = less8(v, bias)
+    return float8(v)
 
 
 @inlined
@@ -91,8 +97,8 @@ def four(v, mask, bias, scale, offset):
     """
     return (
         fma8(number(and8(v, mask), bias), scale, offset),
-        fma8(number(and8(v, mask << 8), bias * 256.0), mul8(scale, splat8(0.00390625)), offset),
-        fma8(number(and8(v, mask << 16), bias * 65536.0), mul8(scale, splat8(1.52587890625e-05)), offset),
+        fma8(number(and8(v, mask << 8), bias << 8), mul8(scale, splat8(0.00390625)), offset),
+        fma8(number(and8(v, mask << 16), bias << 16), mul8(scale, splat8(1.52587890625e-05)), offset),
         fma8(number(and8(right8(v, 24), mask), bias), scale, offset),
     )
 
@@ -103,9 +109,9 @@ def four_products(v, mask, top, bias, scale, offset, q, apart, a, b, c, d):
     where its code stands alone."""
     w = fma8(number(and8(v, mask), bias), scale, offset)
     a, v = in_order(fma8(w, broadcast(q), a), v)
-    w = fma8(number(and8(v, mask << 8), bias * 256.0), mul8(scale, splat8(0.00390625)), offset)
+    w = fma8(number(and8(v, mask << 8), bias << 8), mul8(scale, splat8(0.00390625)), offset)
     b, v = in_order(fma8(w, broadcast(q + apart), b), v)
-    w = fma8(number(and8(v, mask << 16), bias * 65536.0), mul8(scale, splat8(1.52587890625e-05)), offset)
+    w = fma8(number(and8(v, mask << 16), bias << 16), mul8(scale, splat8(1.52587890625e-05)), offset)
     c, v = in_order(fma8(w, broadcast(q + 2 * apart), c), v)
     last = right8(v, 24)
     if top:
@@ -114,7 +120,7 @@ def four_products(v, mask, top, bias, scale, offset, q, apart, a, b, c, d):
     return a, b, c, d
 
 
-def of_words(words, mask, *, halves=True, top=0, bias=0.0):
+def of_words(words, mask, *, halves=True, top=0, bias=0):
     """`eight` and `multiply` of a format whose `words(p, s)` hold the codes of the even and of the odd columns, or
     (`halves` is False) of the first four and the last four. top: a mask that the first word's top byte needs. bias: by
     what codes are larger than they should be; where the offset can take it away instead, that costs less."""
