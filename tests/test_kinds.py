@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf_writer import ARRAY, STRING, array, build, kv, tensor, text
 from safetensors_writer import folder, tensors
 
 import glassbox
 from glassbox.errors import GlassboxError, ModelFormatError, ModelNotFound, Unsupported
+from glassbox.weights.foreign import ggml_format
 from glassbox.weights.kinds import refuse_what_is_no_model
 from glassbox.weights.opening import open_checkpoint
 
@@ -111,3 +113,12 @@ def test_a_file_of_another_kind(tmp_path: Path, name: str, raw: bytes, kind: typ
 def test_a_gguf_may_be_called_what_it_likes(tmp_path: Path) -> None:
     (tmp_path / "m.bin").write_bytes(build([ARCH], T, bytes(32)))
     assert list(open_checkpoint(tmp_path / "m.bin").tensors) == ["t"]
+
+
+@pytest.mark.parametrize("kind", GGMLQuantizationType, ids=lambda k: k.name)
+def test_blocks_are_as_large_as_the_formats_owner_says(kind: GGMLQuantizationType) -> None:
+    fmt = ggml_format(kind.value)
+    if fmt is None:
+        assert kind.name in ("Q1_0", "Q8_1", "Q8_K")  # of no file, or younger than the table: refused when it is opened
+    else:
+        assert (fmt.name, fmt.code, (fmt.elements, fmt.bytes)) == (kind.name, kind.value, GGML_QUANT_SIZES[kind])
