@@ -7,6 +7,7 @@ src/llama-vocab.cpp.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.text.bytelevel import PRE_TOKENIZERS, read_merges
+from glassbox.text.template_files import templates_from_gguf
 from glassbox.text.vocab import TYPES, Vocab
 
 KEY = "tokenizer.ggml."
@@ -40,6 +42,7 @@ class Facts:
     scores: tuple[float, ...]
     template: str | None
     assumptions: tuple[str, ...]
+    templates: Mapping[str, str] = dataclasses.field(default_factory=dict)  # all of them by name, "default" among them
 
 
 def read_facts(metadata: Mapping[str, Any]) -> Facts:
@@ -58,9 +61,7 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
         assumed.append("the file wants a BOS but names none: none is added")
     if metadata.get(KEY + "add_eos_token") is True:
         assumed.append("add_eos_token is not followed: a prompt is there to be continued")
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelFormatError("must be a string", field="tokenizer.chat_template")
+    templates = templates_from_gguf(metadata)
     return Facts(
         model=model,
         pre=pre,
@@ -70,8 +71,9 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
         space_prefix=spm and _flag(metadata, "add_space_prefix", True, assumed),
         merges=() if spm else tuple(read_merges(metadata, vocab.of_kind("normal"))),
         scores=_scores(metadata, len(vocab)) if spm else (),
-        template=template,
+        template=templates.get("default"),
         assumptions=tuple(assumed),
+        templates=templates,
     )
 
 

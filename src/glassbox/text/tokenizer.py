@@ -23,6 +23,7 @@ from glassbox.text.metadata import Facts, read_facts
 from glassbox.text.segments import Segment, utf8
 from glassbox.text.spm import SentencePieceBpe
 from glassbox.text.template import ChatTemplate
+from glassbox.text.templates import Templates
 from glassbox.text.vocab import SPACE, Kind, Vocab
 
 Span = tuple[int, int, int]  # id, first byte, byte after the last
@@ -147,8 +148,14 @@ class Tokenizer:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The file's chat template, if it has one. Raises TemplateError if it cannot be parsed."""
-        source = self.facts.template
-        return None if source is None else ChatTemplate(source, bos=self.bos, eos=self.eos)
+        return self.templates.choose("default") if "default" in self.templates.sources else None
+
+    @cached_property
+    def templates(self) -> Templates:
+        """All chat templates of the model, by name."""
+        facts = self.facts
+        sources = facts.templates or ({} if facts.template is None else {"default": facts.template})
+        return Templates(sources, bos=self.bos, eos=self.eos)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:
