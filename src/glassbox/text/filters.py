@@ -45,6 +45,7 @@ METHODS = PLAIN_METHODS | LIST_METHODS | WIDE_METHODS | {"replace", "join"}
 WITH_UNDEFINED = _words("tojson string trim upper lower capitalize title replace int float indent e escape round")
 # What these go through may not be null.
 ITERATED = "glassbox_iterated"
+SLICED = "glassbox_sliced"
 ITERATING = _words("list join map select reject selectattr rejectattr unique sort")
 UNDEFINED_TESTS = frozenset({"sequence", "iterable", "number"})
 
@@ -102,20 +103,29 @@ def filters(budget: Budget) -> dict[str, Callable[..., Any]]:
         return _replace(budget, text_of(value), text_of(old), text_of(new), -1 if count is None else count)
 
     def indent(value: object, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-        text = text_of(value)
+        if not isinstance(value, str):
+            raise TypeError(f"indent is given {type(value).__name__}")
+        text = value
         margin = width if isinstance(width, str) else " " * _width(width)
         budget.spend(len(text) + (text.count("\n") + 1) * len(margin))
         head, *lines = f"{text}\n".splitlines()
         lines = [margin + line if line or blank else line for line in lines]
         return (margin if first else "") + "\n".join([head, *lines])
 
-    plain = {
+    plain: dict[str, Callable[..., str]] = {
         "trim": str.strip, "upper": str.upper, "lower": str.lower, "capitalize": str.capitalize, "title": _title,
         "string": str, "e": _escape, "escape": _escape,
     }  # fmt: skip
     methods = {METHOD + name: _method(name, budget) for name in METHODS}
-    numbers = {"int": _int, "float": _float, "round": _round, ITERATED: _iterated}
-    return {name: texts(f) for name, f in plain.items()} | numbers | methods | {"replace": replace, "indent": indent}
+    others: dict[str, Callable[..., Any]] = {
+        "int": _int,
+        "float": _float,
+        "round": _round,
+        ITERATED: _iterated,
+        SLICED: _sliced,
+    }
+    others |= {"replace": replace, "indent": indent}
+    return {name: texts(f) for name, f in plain.items()} | others | methods
 
 
 TESTS: Mapping[str, Callable[[Any], bool]] = {
@@ -130,6 +140,12 @@ TESTS: Mapping[str, Callable[[Any], bool]] = {
 def _iterated(value: Any) -> Any:
     if value is None:
         raise TypeError("null is not iterable")
+    return FrozenList(value) if type(value) is list else value
+
+
+def _sliced(value: Any) -> Any:
+    if not isinstance(value, str | list | tuple):
+        raise TypeError(f"{'undefined' if value is MISSING else type(value).__name__} cannot be sliced")
     return FrozenList(value) if type(value) is list else value
 
 

@@ -12,13 +12,23 @@ from collections.abc import Sequence
 
 from glassbox.errors import TemplateError
 from glassbox.text.blocks import BROKEN, Block, Token, blocks, said
-from glassbox.text.filters import ITERATED, ITERATING, METHOD, METHODS, UNDEFINED, UNDEFINED_TESTS, WITH_UNDEFINED
+from glassbox.text.filters import (
+    ITERATED,
+    ITERATING,
+    METHOD,
+    METHODS,
+    SLICED,
+    UNDEFINED,
+    UNDEFINED_TESTS,
+    WITH_UNDEFINED,
+)
 from glassbox.text.tame import KEYWORDS
 
 GENERATION = {"generation": "if true", "endgeneration": "endif"}
 GENERATED = {"generation": "filter glassbox_generated", "endgeneration": "endfilter"}
 REFUSED_TAGS = frozenset({"do", "include", "import", "from", "extends"})  # of another template, or no tag of jinja2's
 BOUND = frozenset({"items", "keys", "values", "get", "pop", "update", "copy", "clear", "setdefault", "popitem"})
+CAPTURING = frozenset({"macro", "call", "filter", "generation", "with", "block"})
 COMPARING = frozenset({"==", "!=", "<", ">", "<=", ">=", "in"})
 SPLITTING = frozenset({"and", "or", "not", "if", "else", ",", ":", "=", "is"})  # between two comparisons
 
@@ -46,7 +56,26 @@ def rewritten(source: str, *, spans: bool = False) -> str:
             raise TemplateError(f"the chat template uses {{% {block.word} %}}, which is not supported")
         edits += _generation(block, GENERATED if spans else GENERATION)
         edits += _Expression(block, spaces).edits()
+    _check_breaks(found)
     return _apply(source, edits)
+
+
+def _check_breaks(found: Sequence[Block]) -> None:
+    """Out of what is captured, or of a loop's else, no break leads: minijinja loses text there, or fails."""
+    around: list[str] = []
+    for b in found:
+        if (
+            b.word in ("for", "if")
+            or b.word in CAPTURING
+            or (b.word == "set" and Token("operator", "=") not in b.tokens)
+        ):
+            around.append(b.word)
+        elif b.word == "else" and around[-1:] == ["for"]:
+            around[-1] = "else"
+        elif b.word.startswith("end") and around:
+            around.pop()
+        elif b.word in ("break", "continue") and next((w for w in reversed(around) if w != "if"), None) != "for":
+            raise TemplateError(f"the chat template uses {{% {b.word} %}} outside a loop's own body: not supported")
 
 
 _SPACE = ["set", "=", "namespace"]
@@ -71,8 +100,10 @@ class _Expression:
         self.tokens, self.spans, self.spaces = block.tokens, block.spans, spaces
         self.first = 1 if block.tag == "%" else 0  # the statement's word is no value
         self.found: list[Edit] = []
+        self.filtered = -2  # the last token of a filter
         self.start = 0  # the first token of the value that is being read
-        self.open: list[tuple[int, bool]] = []  # of each bracket: start before it, whether it ends a method's call
+        # Of each bracket: the start before it, what becomes of it where it closes, its own place.
+        self.open: list[tuple[int, str, int]] = []
         self.compared = [False]  # at each depth: whether a comparison could be chained to what comes
 
     def edits(self) -> list[Edit]:
@@ -118,6 +149,7 @@ class _Expression:
             elif word in BOUND and not called and self._text(self.start) not in self.spaces:
                 raise TemplateError(f"the chat template takes .{word} for a value, which jinja2 takes for a method")
         elif before == "|":
+            self.filtered = i
             if word in WITH_UNDEFINED:
                 self._insert(i, f"default({UNDEFINED})|")
             elif word in ITERATING:
@@ -147,17 +179,28 @@ class _Expression:
 
     def _operator(self, i: int) -> None:
         word = self.tokens[i].text
+        if word in (".", "[") and self.filtered == i - 1:
+            raise TemplateError(f"the chat template has {word} right behind a filter, which jinja2 does not take")
         if word in "([{":
             before = self.tokens[i - 1] if i else Token("operator", "")
             follows = before.text in tuple(")]}") or (before.kind != "operator" and before.text not in KEYWORDS)
             method = word == "(" and self._text(i - 2) == "." and before.text in METHODS
-            self.open.append((self.start if follows and i > self.first else i, method))
+            follows = follows and i > self.first
+            kind = "method" if method else "index" if word == "[" and follows else ""
+            self.open.append((self.start if follows else i, kind, i))
             self.compared.append(False)
         elif word in ")]}" and self.open:
-            self.start, method = self.open.pop()
+            self.start, kind, opened = self.open.pop()
             self.compared.pop()
-            if method:
+            if self._text(opened - 2) == "|" and word == ")":
+                self.filtered = i
+            if kind == "method":
                 self.found.append((self.spans[i][1], self.spans[i][1], ")"))
+            elif kind == "slice":  # of what is undefined, or null, minijinja gives an empty list
+                self._insert(self.start, "(")
+                self._insert(opened, f"|default({UNDEFINED})|{SLICED})")
+        elif word == ":" and self.open and self.open[-1][1] == "index":
+            self.open[-1] = (self.open[-1][0], "slice", self.open[-1][2])
 
     def _compare(self, i: int) -> None:
         word = self.tokens[i].text
