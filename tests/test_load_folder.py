@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -154,3 +155,18 @@ def test_text_goes_in_and_comes_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli(["show-model", str(path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["tokenizer"]
     assert said["tokens"] == 96 and said["ends"] == [95] and said["sha256"] == model.tokenizer_sha256
+
+
+def test_templates_of_a_folder_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "m", arrays_of(CASE))
+    engine = with_tokenizer(path)
+    (path / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "rag.jinja").write_text("{{ messages[0].content }}!")
+    model, talk = glassbox.load(path, threads=1), [{"role": "user", "content": "hi"}]
+    assert list(model.encode_chat(talk).ids) == engine.encode("[hi]").ids
+    assert list(model.encode_chat(talk, template="rag").ids) == engine.encode("hi!").ids
+    assert cli(["show-model", str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    digests = [hashlib.sha256(f.read_bytes()).hexdigest() for f in (path / "chat_template.jinja", *path.glob("a*/*"))]
+    assert [(t["name"], t["sha256"]) for t in said["templates"]] == list(zip(("default", "rag"), digests, strict=True))

@@ -63,7 +63,8 @@ ODDS = (
     "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join(',') }}|"
     "{% macro m(x, y='d') %}<{{ x }}{{ y }}>{% endmacro %}{{ m('a') }}|{{ '%s-%d' | format('x', 3) }}|"
     "{{ '{}+{}'.format(1, 'b') }}|{{ 7 // 2 }}|{{ 2 ** 5 }}|{{ s.startswith('h') }}|{{ s | replace('l', 'L') }}|"
-    "{{ ' x '.strip() }}{{ s.split(' ')[0] }}{{ s.title() }}|{{ namespace(a=1).a }}|{{ s | length > 3 }}|{{ 1 ~ 'a' }}"
+    "{{ ' x '.strip() }}{{ s.split(' ')[0] }}{{ messages[0].role.title() }}|"
+    "{{ namespace(a=1).a }}|{{ s | length > 3 }}|{{ 1 ~ 'a' }}"
 )
 TRAILING = "{% if true %}\nx\n{% endif %}\n{{ messages[0].content }}\n\n"
 ALL = [CHATML, TRIMMING, ALTERNATING, THINKING, TOOLS, ODDS, TRAILING]
@@ -346,7 +347,6 @@ def test_other_refusals() -> None:
         "{{ nope() }}",
         "{{ messages[9].content.x }}",
         "{{ 1 + 'a' }}",
-        "{% include 'x' %}",
         "{{ debug() }}",
     ):
         with pytest.raises(TemplateError, match="failed"):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from glassbox import arguments as check
 from glassbox.cache.pages import Cache
@@ -23,6 +24,8 @@ from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.stream import Stream
 from glassbox.text.absent import WHY, NoTokenizer
 from glassbox.text.segments import Segment
+from glassbox.text.template import ChatTemplate
+from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
@@ -126,12 +129,15 @@ class Model:
         """Text → ids as they are, without a chat template; BOS where the file says so. See Tokenizer.encode."""
         return self.tokenizer.encode(check.string("text", text), specials=specials, add_special=add_special)
 
-    def encode_chat(self, messages: Messages, *, now: datetime | None = None) -> Encoding:
-        """Messages → ids through the model's chat template, ready for the assistant's turn.
+    def encode_chat(
+        self, messages: Messages, *, now: datetime | None = None, **chat: Unpack[check.ChatOptions]
+    ) -> Encoding:
+        """Messages → ids through the model's chat template, ready for the assistant's turn. chat: as for `stream`.
 
-        Raises TemplateError, also where the model has no template.
+        Raises TemplateError, ParameterError, and PromptError where the model has no template.
         """
-        return self._chat(check.message_list(messages), check.clock("now", now))[0]
+        options = check.chat_options(chat, messages=True)
+        return self._chat(check.message_list(messages), check.clock("now", now), options)[0]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that ids say. Raises ParameterError, PromptError."""
@@ -164,10 +170,15 @@ class Model:
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text",
+        **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
 
         prompt: text as it is, no template. messages: through the chat template. ids: as they are.
+
+        With messages: tools, documents: lists of objects for the template. template: the name of one of the model's, or
+        a template's text. template_kwargs: further variables for it. continue_final: go on with the last message, the
+        assistant's. add_generation_prompt: open the assistant's turn (unless continue_final).
 
         policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
         max_tokens: None is until the context ends.
@@ -179,7 +190,8 @@ class Model:
         """
         vocab_size = self.model.vocab_size
         text, talk, listed = check.one_prompt(prompt, messages, ids, vocab_size)
-        encoding, clock = self._encoded(text, talk, listed, check.clock("now", now))
+        options = check.chat_options(chat, messages=talk is not None)
+        encoding, clock, template = self._encoded(text, talk, listed, check.clock("now", now), options)
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
         if stops and not len(self.tokenizer.vocab):
@@ -198,6 +210,7 @@ class Model:
             speculate=check.flag("speculate", speculate),
             time_limit=check.seconds("time_limit", time_limit),
             messages=talk,
+            chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
         )
         recorder = Recorder(
@@ -205,37 +218,43 @@ class Model:
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
-        return Stream(self.engine, generation, recorder, self._provenance(clock), self.tokenizer.vocab)
+        return Stream(self.engine, generation, recorder, self._provenance(clock, template), self.tokenizer.vocab)
 
     def _encoded(
-        self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None
-    ) -> tuple[Encoding, datetime | None]:
+        self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,
+        options: check.ChatOptions,
+    ) -> tuple[Encoding, datetime | None, ChatTemplate | None]:  # fmt: skip
         if messages is not None:
-            return self._chat(messages, now)
+            return self._chat(messages, now, options)
         if prompt is None:
-            return encoding_of(ids or (), self.tokenizer), None
+            return encoding_of(ids or (), self.tokenizer), None, None
         encoding = self.tokenizer.encode(prompt)
         if not encoding.ids:
             size = len(prompt.encode())
             raise PromptError(f"the prompt cannot be encoded: none of its {size} bytes is in the vocabulary")
-        return encoding, None
+        return encoding, None, None
 
-    def _chat(self, messages: Messages, now: datetime | None) -> tuple[Encoding, datetime | None]:
-        template = self.tokenizer.template
-        if template is None:
+    def _chat(
+        self, messages: Messages, now: datetime | None, options: check.ChatOptions
+    ) -> tuple[Encoding, datetime | None, ChatTemplate]:
+        templates, asked = self.tokenizer.templates, options["template"]
+        if not templates and asked is None:
             why = f"{self.name} has no chat template; give the prompt as text" if len(self.tokenizer.vocab) else WHY
             raise PromptError(why, param="messages")
-        rendered = template.render(messages, now=now)
+        template = templates.choose(asked, tools=options["tools"] is not None)
+        rendered = template.render(
+            messages, now=now, tools=options["tools"], documents=options["documents"], extra=options["template_kwargs"],
+            continue_final=options["continue_final"], add_generation_prompt=bool(options["add_generation_prompt"]),
+        )  # fmt: skip
         encoding = self.tokenizer.encode_segments(rendered.segments)
-        return encoding, rendered.clock
+        return replace(encoding, notes=(*rendered.notes, *encoding.notes)), rendered.clock, template
 
     @cached_property
     def tokenizer_sha256(self) -> str:
         """Of everything that decides ids."""
         return tokenizer_digest(self.metadata)
 
-    def _provenance(self, clock: datetime | None) -> Provenance:
-        template = self.tokenizer.template
+    def _provenance(self, clock: datetime | None, template: ChatTemplate | None) -> Provenance:
         return Provenance(
             model_sha256=self.sha256,
             tokenizer_sha256=self.tokenizer_sha256,
@@ -248,6 +267,12 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.model!r}>"
+
+
+def chat_of(options: check.ChatOptions, template: ChatTemplate) -> dict[str, Any]:
+    """What a trace says of a chat beside its messages: all that was given, and the template's name."""
+    said = {name: value for name, value in options.items() if value is not None}
+    return said | {"template": template.name} | ({"source": template.source} if template.name == GIVEN else {})
 
 
 def prefix_store(model: AnyModel, sha256: str) -> PrefixStore | None:

@@ -12,7 +12,7 @@ import numbers
 import os
 from collections.abc import Iterable, Mapping, Set
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -150,6 +150,61 @@ def one_prompt(
         if value is not None and not value:
             raise PromptError(f"{param} is empty", param=param)
     return prompt, talk, listed
+
+
+class ChatOptions(TypedDict, total=False):
+    """What a chat template takes beside messages; see `chat_options`."""
+
+    tools: Any
+    documents: Any
+    template: str | None
+    template_kwargs: Mapping[str, Any] | None
+    continue_final: bool
+    add_generation_prompt: bool | None
+
+
+def chat_options(given: Mapping[str, Any], *, messages: bool) -> ChatOptions:
+    """All of them, in values of our own: what is not given has its default.
+
+    Raises TypeError for a name that is none of them, as Python does, ParameterError and TemplateError.
+    """
+    if unknown := sorted(set(given) - set(ChatOptions.__annotations__)):
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}")
+    asked = [name for name, value in given.items() if value is not None and value is not False]
+    if asked and not messages:
+        raise ParameterError(asked[0], given[asked[0]], "given with messages only")
+    template, kwargs, prompted = (given.get(name) for name in ("template", "template_kwargs", "add_generation_prompt"))
+    final = flag("continue_final", given.get("continue_final", False))
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ParameterError("template_kwargs", kwargs, "a mapping of names to plain data")
+    if final and prompted:
+        raise ParameterError("add_generation_prompt", prompted, "False, or not given, where continue_final is True")
+    return ChatOptions(
+        tools=_objects("tools", given.get("tools")),
+        documents=_objects("documents", given.get("documents")),
+        template=None if template is None else string("template", template),
+        template_kwargs=None if kwargs is None else _json("template_kwargs", _plain(kwargs)),
+        continue_final=final,
+        add_generation_prompt=not final if prompted is None else flag("add_generation_prompt", prompted),
+    )
+
+
+def _objects(param: str, value: Any) -> list[Any] | None:
+    """A list of objects of plain data, copied."""
+    if value is None:
+        return None
+    listed = _items(param, value, "a list of objects")
+    if not all(isinstance(item, Mapping) for item in listed):
+        raise ParameterError(param, value, "a list of objects")
+    return [_json(param, _plain(item)) for item in listed]
+
+
+def _json(param: str, value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as e:
+        raise ParameterError(param, value, f"plain data: {e}") from None
+    return value
 
 
 def message_list(messages: Any) -> tuple[Any, ...]:

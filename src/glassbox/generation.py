@@ -46,6 +46,7 @@ class Request:
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
     time_limit: float | None = None  # seconds from arrival
     messages: tuple[Mapping[str, Any], ...] | None = None
+    chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
 
 

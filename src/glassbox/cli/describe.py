@@ -20,14 +20,13 @@ from glassbox.model.config import spec_of
 from glassbox.model.spec import ModelSpec
 from glassbox.provenance import tokenizer_digest
 from glassbox.text.absent import NoTokenizer
+from glassbox.text.template_files import templates_from_folder, templates_from_gguf
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.weights.checkpoint import Checkpoint
 from glassbox.weights.gguf import Gguf
 from glassbox.weights.hf import Folder
 from glassbox.weights.kinds import refuse_what_is_no_model
 from glassbox.weights.opening import open_checkpoint
-
-TEMPLATE = "tokenizer.chat_template"
 
 
 def describe(path: Path, context: int | None = None) -> dict[str, Any]:
@@ -46,6 +45,7 @@ def describe(path: Path, context: int | None = None) -> dict[str, Any]:
     except GlassboxError as e:
         problem = str(e)
     tokenizer, text_problem = _tokenizer(file)
+    templates, template_problem = _templates(file)
     return {
         "path": str(file.path),
         "files": [{"name": p.name, "bytes": p.stat().st_size} for p in file.files],
@@ -56,7 +56,8 @@ def describe(path: Path, context: int | None = None) -> dict[str, Any]:
         "spec": None if spec is None else _plain(asdict(spec)),
         **_tensors(file),
         "tokenizer": {"problem": text_problem} if tokenizer is None else _tokens(tokenizer, file),
-        "templates": _templates(file, tokenizer),
+        "templates": templates,
+        "template_problem": template_problem,
         "memory": None if spec is None else memory(file, spec, context or spec.context),
     }
 
@@ -113,20 +114,15 @@ def _tokens(tokenizer: Tokenizer, file: Gguf | Folder) -> dict[str, Any]:
     }
 
 
-def _templates(file: Checkpoint, tokenizer: Tokenizer | None) -> list[dict[str, Any]]:
-    """The chat template that is used, and any others the file has by name."""
-    found: list[dict[str, Any]] = []
-    for key in sorted(k for k in file.metadata if k == TEMPLATE or k.startswith(TEMPLATE + ".")):
-        if isinstance(source := file.metadata[key], str):
-            found.append(_template(key.removeprefix(TEMPLATE).lstrip(".") or "default", source))
-    if not found and tokenizer is not None and isinstance(tokenizer.facts.template, str):
-        found.append(_template("default", tokenizer.facts.template))
-    return found
-
-
-def _template(name: str, source: str) -> dict[str, Any]:
-    digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()
-    return {"name": name, "characters": len(source), "sha256": digest}
+def _templates(file: Gguf | Folder) -> tuple[list[dict[str, Any]], str | None]:
+    """The chat templates by name, that which is used first; or why they cannot be read."""
+    try:
+        found = templates_from_gguf(file.metadata) if isinstance(file, Gguf) else templates_from_folder(file.path)
+    except GlassboxError as e:
+        return [], str(e)
+    names = sorted(found, key=lambda name: (name != "default", name))
+    digests = {name: hashlib.sha256(found[name].encode("utf-8", "surrogatepass")).hexdigest() for name in names}
+    return [{"name": name, "characters": len(found[name]), "sha256": digests[name]} for name in names], None
 
 
 def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:

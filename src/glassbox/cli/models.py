@@ -92,7 +92,11 @@ def lines_of(said: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("spec", notable(said["spec"])))
     rows.append(("parameters", f"{said['parameters']:,} in {said['tensors']} tensors"))
     rows += [("" if i else "formats", format_line(f)) for i, f in enumerate(said["formats"])]
-    rows += _text_lines(said["tokenizer"], said["templates"])
+    rows += _text_lines(said["tokenizer"])
+    rows += [
+        ("template", f"{t['name']}: sha256 {t['sha256'][:16]}, {t['characters']:,} characters")
+        for t in said["templates"]
+    ] or [("template", said["template_problem"] or "none: prompts go in as they are")]
     if said["memory"]:
         rows += _memory_lines(said["memory"])
     return rows
@@ -102,7 +106,7 @@ def format_line(f: dict[str, Any]) -> str:
     return f"{f['name']:<6} {f['tensors']:>5} tensors {size_of(f['bytes']):>10}"
 
 
-def _text_lines(tokenizer: dict[str, Any], templates: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _text_lines(tokenizer: dict[str, Any]) -> list[tuple[str, str]]:
     if tokenizer["problem"]:
         rows = [("tokenizer", tokenizer["problem"])]
     else:
@@ -117,8 +121,7 @@ def _text_lines(tokenizer: dict[str, Any], templates: list[dict[str, Any]]) -> l
         if tokenizer["missing_bytes"]:
             rows.append(("cannot say", f"{tokenizer['missing_bytes']} of the 256 bytes"))
         rows += [("assumed", line) for line in tokenizer["assumptions"]]
-    rows += [("template", f"{t['name']}: sha256 {t['sha256'][:16]}, {t['characters']:,} characters") for t in templates]
-    return rows if templates else [*rows, ("template", "none: prompts go in as they are")]
+    return rows
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from glassbox.cli.names import Named
@@ -26,6 +27,8 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     width = max((len(s.origin) for s in shown), default=0)
     for segment in shown:
         out.field(f"  {segment.origin:<{width}} ", inert(middle_cut(segment.text, CHARS)), "cyan")
+    if beside := chat_line(request):
+        out.field("template ", beside)
     for text in notes_of(encoding, vocab):
         out.field("  note: ", text, "yellow")
     out.print()
@@ -36,6 +39,22 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     out.field("policy   ", policy_line(request))
     if not request.policy.greedy:
         out.field("seed     ", str(request.seed))
+
+
+def chat_line(request: Request) -> str:
+    """What went into the chat template beside messages; nothing where that is what always goes in."""
+    chat = request.chat or {}
+    name = chat.get("template", "default")
+    parts = [] if name == "default" else [name]
+    for key in ("tools", "documents"):
+        if chat.get(key):
+            parts.append(f"{len(chat[key])} {key}")
+    parts += [
+        f"{key} {json.dumps(value, ensure_ascii=False)}" for key, value in chat.get("template_kwargs", {}).items()
+    ]
+    if chat.get("continue_final"):
+        parts.append("continues the last message")
+    return ", ".join(parts)
 
 
 def id_lines(ids: tuple[int, ...], vocab: Named, width: int) -> list[str]:

@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from glassbox.cli.chat import (
+    ContinueOption,
+    MessagesOption,
+    TemplateArgOption,
+    TemplateOption,
+    ToolsOption,
+    chat_flags,
+    template_text,
+)
 from glassbox.cli.main import INTERRUPTED
 from glassbox.cli.output import (
     JsonOption,
@@ -38,9 +47,14 @@ DEFAULTS: Mapping[str, tuple[str, float]] = {
 
 
 def trace(
-    prompt: str = typer.Argument(help="What to say to the model. - reads it from standard input."),
+    prompt: str = typer.Argument(None, help="What to say to the model. - reads it from standard input."),
     model: str = ModelOption,
     system: str = typer.Option(None, "--system", metavar="TEXT", help="A system message before the prompt."),
+    messages: str = MessagesOption,
+    continue_final: bool = ContinueOption,
+    tools: str = ToolsOption,
+    template: str = TemplateOption,
+    template_arg: list[str] = TemplateArgOption,
     raw: bool = typer.Option(False, "--raw", help="The prompt as it is, without the chat template."),
     temperature: float = typer.Option(None, "--temperature", metavar="T", help="0 is greedy."),
     top_k: int = typer.Option(None, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0 is off."),
@@ -80,20 +94,24 @@ def trace(
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
     if raw and system is not None:
         raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
-    text = read_text(prompt)
-    if not text:
-        raise PromptError("the prompt is empty")
-    head = [] if system is None else [{"role": "system", "content": read_text(system)}]
+    chat = chat_flags(messages, tools, template, template_arg, continue_final)
+    if raw and chat:
+        raise PromptError("--raw leaves out the chat template, which the other flags are for")
+    text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
         reuse=not no_reuse, level=level,
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)
-        plain = loaded.tokenizer.template is None
-        if plain and head:
-            raise PromptError(f"--system needs a chat template, and {model_name(model)} has none", param="system")
-        asked |= {"prompt": text} if raw or plain else {"messages": [*head, {"role": "user", "content": text}]}
+        plain = not loaded.tokenizer.templates and template is None
+        if plain and (head or chat):
+            flag = "--system" if head else "--messages" if messages else "--tools or --template-arg"
+            raise PromptError(f"{flag} needs a chat template, and {model_name(model)} has none", param="system")
+        if template is not None:
+            chat["template"] = template_text(template, loaded.tokenizer.templates)
+        talk = {"messages": [*head, {"role": "user", "content": text}]}
+        asked |= {"prompt": text} if raw or plain else talk | chat
         asked["policy"], asked["sources"] = choose_policy(loaded, given)
         stream = loaded.stream(store=opened, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
@@ -106,6 +124,20 @@ def trace(
                 note(f"glassbox: the trace is {run.problem}")
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
+
+
+def said(prompt: str | None, system: str | None, in_file: bool) -> tuple[str, list[dict[str, str]]]:
+    """The prompt, and the system message before it, if there is one; nothing where a file has it all."""
+    if in_file:
+        if prompt is not None or system is not None:
+            raise PromptError("--messages stands in place of PROMPT and --system")
+        return "", []
+    if prompt is None:
+        raise PromptError("Missing argument 'PROMPT': give it, or --messages (see glassbox trace --help)")
+    text = read_text(prompt)
+    if not text:
+        raise PromptError("the prompt is empty")
+    return text, [] if system is None else [{"role": "system", "content": read_text(system)}]
 
 
 class Interrupted(GlassboxError):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from glassbox.errors import PromptError
 from glassbox.text.detokenize import Detokenizer
 from glassbox.text.segments import Segment
+from glassbox.text.templates import Templates
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.text.vocab import Vocab
 
@@ -21,7 +22,7 @@ class NoTokenizer(Tokenizer):
         self.assumptions = ["the model comes without a tokenizer: ids have no text"]
         self.bos_id = None
         self.eos_ids = frozenset(eos_ids)
-        self.template = None
+        self.templates = Templates({}, bos="", eos="")
 
     def __repr__(self) -> str:
         return "<NoTokenizer>"

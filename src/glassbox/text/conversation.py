@@ -16,6 +16,7 @@ from glassbox.text.segments import utf8
 from glassbox.types import Messages
 
 MAX_DEPTH = 64
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # Templates compare roles and keys, so these cannot carry marks; of such characters no special token is made.
 _NAME = re.compile(r"[\w .:/$@+-]{1,256}")
@@ -33,8 +34,16 @@ def check_messages(messages: Messages) -> list[dict[str, Any]]:
         if not isinstance(role, str) or not _NAME.fullmatch(role):
             why = "has no role" if role is None else f"has the role {role!r}, which is no name"
             raise TemplateError(f"message {i} {why}")
-        checked.append({**message, "content": _content(i, message)})
+        content = _content(i, message)
+        checked.append(_as_shown({**message, "content": content}))
     return checked
+
+
+def _as_shown(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As transformers (5.24) shows it to templates: null is left out, and reasoning goes by each of its names."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((kept[key] for key in REASONING if key in kept), None)
+    return kept if reasoning is None else {"thinking": reasoning, **kept, "reasoning_content": reasoning}
 
 
 def _content(i: int, message: Mapping[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glassbox.text.added import Added
 from glassbox.text.encoded import Encoder
@@ -30,3 +30,4 @@ class Facts:
     ends: frozenset[int] = frozenset()  # ids that end a generation, beside those named in `special`
     rstrip: frozenset[int] = frozenset()  # control tokens that take the white space after them; for `added` None
     added: tuple[Added, ...] | None = None  # tokens with flags; None: those of kind control and user, without flags
+    templates: Mapping[str, str] = field(default_factory=dict)  # all of them by name, "default" among them

@@ -20,6 +20,7 @@ from glassbox.text.facts import Facts
 from glassbox.text.normalise import Charsmap, SentencePieceNormaliser
 from glassbox.text.pretokenizers import PRE_TOKENIZERS
 from glassbox.text.spm import SentencePieceEncoder
+from glassbox.text.template_files import templates_from_gguf
 from glassbox.text.vocab import TYPES, Vocab
 
 KEY = "tokenizer.ggml."
@@ -49,9 +50,7 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
     if metadata.get(KEY + "add_eos_token") is True:
         assumed.append("add_eos_token is not followed: a prompt is there to be continued")
     rstrip = _rstrip(metadata, vocab, assumed)
-    template = metadata.get("tokenizer.chat_template")
-    if template is not None and not isinstance(template, str):
-        raise ModelFormatError("must be a string", field="tokenizer.chat_template")
+    templates = templates_from_gguf(metadata)
     merges = () if spm else tuple(read_merges(metadata, vocab.of_kind("normal")))
     scores = _scores(metadata, len(vocab)) if spm else ()
     space_prefix = spm and _flag(metadata, "add_space_prefix", True, assumed)
@@ -66,8 +65,8 @@ def read_facts(metadata: Mapping[str, Any]) -> Facts:
 
     return Facts(
         model=model, pre=pre, vocab=vocab, special=special, add_bos=add_bos and "bos" in special,
-        space_prefix=space_prefix, merges=merges, scores=scores, template=template, assumptions=tuple(assumed),
-        encoder=encoder, rstrip=rstrip,
+        space_prefix=space_prefix, merges=merges, scores=scores, template=templates.get("default"),
+        assumptions=tuple(assumed), encoder=encoder, rstrip=rstrip, templates=templates,
     )  # fmt: skip
 
 

@@ -10,21 +10,23 @@ But: fuel does not see values that nest, nor all of what comparing costs. A temp
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import minijinja
 
 from glassbox.errors import TemplateError
+from glassbox.text.filters import MISSING, TESTS, UNDEFINED, Budget, filters, written
 from glassbox.text.frozen import frozen
 
 MAX_INDENT = 16
 MAX_FORMAT = 100
-MAX_JSON = 1 << 24  # characters written by tojson in one run
+MARKS = "glassbox_marks"  # among the data: the characters that mark whose text is whose (segments.py)
+OPENS, CLOSES = "\U0010fffc", "\U0010fffd"  # around what generation tags enclose, where that is asked for
 
-# The tags by which transformers finds the assistant's tokens print nothing.
-_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+# What minijinja has and jinja2, as transformers sets it up, has not: there it is undefined, or an error.
+NOT_JINJAS = ("debug",)
 
 
 class OutOfFuel(TemplateError):
@@ -38,8 +40,8 @@ class _Refused(Exception):
 class _Helpers:
     """What templates may call. Remembers whether the clock was asked for."""
 
-    def __init__(self, now: datetime) -> None:
-        self.now, self.asked_clock, self.json_left = now, False, MAX_JSON
+    def __init__(self, now: datetime, marks: str = "") -> None:
+        self.now, self.asked_clock, self.budget = now, False, Budget(marks)
 
     def raise_exception(self, message: object) -> str:
         raise _Refused(str(message))
@@ -59,20 +61,23 @@ class _Helpers:
         sort_keys: bool = False,
     ) -> str:
         """JSON as models were trained on: in the order given, nothing escaped for HTML."""
+        if value is MISSING:
+            raise TypeError("tojson is given what is undefined")
         width = len(indent) if isinstance(indent, str) else indent or 0
         if width > MAX_INDENT or any(len(s) > MAX_INDENT for s in separators or ()):
             raise ValueError(f"tojson indents by more than {MAX_INDENT}")
         pair = (separators[0], separators[1]) if separators else None
         text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
-        self.json_left -= len(text)
-        if self.json_left < 0:
-            raise ValueError(f"tojson wrote more than {MAX_JSON} characters")
+        self.budget.spend(len(text))
         return text
 
-
-def without_generation(source: str) -> str:
-    """The template without the tags that only training needs."""
-    return _GENERATION.sub(lambda t: f"{{%{t[1]} {'endif' if t[2] else 'if true'} {t[3]}%}}", source)
+    def shown(self, value: object) -> object:
+        """As Python writes what is no text, where minijinja writes it otherwise."""
+        if not isinstance(value, float | list | tuple | dict):
+            return NotImplemented
+        text = written(value, self.budget.marks)
+        self.budget.spend(len(text))
+        return text
 
 
 def check(source: str) -> None:
@@ -82,7 +87,9 @@ def check(source: str) -> None:
 
 def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tuple[str, bool]:
     """The text, and whether the template asked for the time. Raises TemplateError (its own words)."""
-    helpers = _Helpers(now)
+    marks = str(data.get(MARKS, ""))
+    data = {name: value for name, value in data.items() if name != MARKS}
+    helpers = _Helpers(now, marks)
     env = _environment(source, fuel, helpers)
     try:
         return env.render_template("chat", **{name: frozen(value) for name, value in data.items()}), helpers.asked_clock
@@ -99,20 +106,30 @@ def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tu
 
 
 def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environment:
+    given: dict[str, Any] = filters(helpers.budget) | {"tojson": helpers.tojson, "glassbox_generated": _marked}
     env = minijinja.Environment(
         debug=False,
         fuel=fuel,
         trim_blocks=True,
         lstrip_blocks=True,
-        filters={"tojson": helpers.tojson},
-        globals={"raise_exception": helpers.raise_exception, "strftime_now": helpers.strftime_now},
-    )
-    env.remove_global("debug")  # would print what runs here
+        filters=given,
+        tests=TESTS,
+        globals={
+            "raise_exception": helpers.raise_exception, "strftime_now": helpers.strftime_now, UNDEFINED: MISSING,
+        },
+        finalizer=helpers.shown,
+    )  # fmt: skip
+    for name in NOT_JINJAS:
+        env.remove_global(name)
     try:
         env.add_template("chat", source)
     except minijinja.TemplateError as e:
         raise _explained(e) from None
     return env
+
+
+def _marked(text: str) -> str:
+    return OPENS + text + CLOSES
 
 
 def _explained(e: minijinja.TemplateError) -> TemplateError:

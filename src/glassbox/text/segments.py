@@ -49,6 +49,7 @@ class Marks:
         taken = "".join(islice(free, 1 + sources * VARIANTS))
         if len(taken) < 1 + sources * VARIANTS:
             raise PromptError(f"{sources} messages are too many", param="messages")
+        self.all = taken
         self.end, marks = taken[0], taken[1:]  # `end` stands where a text to be continued ends
         self._tables = [_Table(marks[i * VARIANTS : (i + 1) * VARIANTS]) for i in range(sources)]
         self._source = {mark: i // VARIANTS for i, mark in enumerate(marks)}

@@ -19,8 +19,11 @@ from glassbox.errors import ParameterError, TemplateError
 from glassbox.text import child, sandbox
 from glassbox.text.blocks import string_literals
 from glassbox.text.conversation import check_messages, each_string, is_name
+from glassbox.text.rewrite import rewritten, without_generation
 from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space
 from glassbox.text.tame import is_tame
+from glassbox.text.template_files import templates_from_folder as templates_from_folder
+from glassbox.text.template_files import templates_from_gguf as templates_from_gguf
 from glassbox.types import Messages
 
 MAX_SOURCE = 1 << 18  # characters; the longest seen in a model has 20,000
@@ -30,30 +33,35 @@ MOST_SEARCHED = 64  # texts of the messages that the template may search for: ea
 PROBE = "\u2003"  # white space no template writes: behind a text to be continued, it shows if the template trims
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
+_GENERATED = re.compile(f"([{sandbox.OPENS}{sandbox.CLOSES}])")
 _SUSPICIOUS = re.compile(r"[<>\[\]|｜]")
 
-Change = Callable[[int, str], str]  # (source, string) -> string; source i is message i, then tools, then extra
+Change = Callable[[int, str], str]  # (source, string) -> string; source i is message i, then these:
+OTHERS = ("tools", "documents", "extra")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt's text, and whose text is whose. `clock`: the time the template got, if it asked."""
+    """A prompt's text, and whose text is whose. `clock`: the time the template got, if it asked; `generated`: which
+    characters its {% generation %} tags enclose."""
 
     text: str
     segments: tuple[Segment, ...]
     notes: tuple[str, ...] = ()
     clock: datetime | None = None
+    generated: tuple[tuple[int, int], ...] = ()
 
 
 class ChatTemplate:
-    """A model's chat template. Raises TemplateError if it cannot be parsed."""
+    """A model's chat template. Raises TemplateError if it cannot be parsed, or is for jinja2 only."""
 
-    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+    def __init__(self, source: str, *, bos: str, eos: str, name: str = "default") -> None:
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
-        self.source, self.bos, self.eos = source, bos, eos
-        self._runs = sandbox.without_generation(source)
-        self._tame = is_tame(self._runs)
+        self.source, self.bos, self.eos, self.name = source, bos, eos, name
+        self._runs, plain = rewritten(source), without_generation(source)
+        self._marks_generated = plain != source
+        self._tame = is_tame(plain)
         check = sandbox.check if self._tame else child.check
         check(self._runs)
         self._literals = string_literals(source)
@@ -73,13 +81,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         now: datetime | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """Render a conversation.
 
         `continue_final` leaves the last message, the assistant's, open at its end. `now` is the time the
-        template gets if it asks; `extra` holds further variables for it.
+        template gets if it asks; `extra` holds further variables for it. Messages are seen as transformers shows
+        them: without keys that are null, and with their reasoning under each of its names.
 
         Raises TemplateError (with the template's own words if it refuses), PromptError for text with lone
         surrogates, and ParameterError for an `extra` that overrides what is ours.
@@ -87,14 +97,12 @@ class ChatTemplate:
         talk = check_messages(messages)
         if taken := RESERVED & set(extra or ()):
             raise ParameterError("extra", min(taken), f"other than {', '.join(sorted(RESERVED))}")
-        if continue_final and not (talk and talk[-1]["role"] == "assistant" and talk[-1]["content"] is not None):
+        if continue_final and not (talk and talk[-1]["role"] == "assistant" and "content" in talk[-1]):
             raise TemplateError("only a conversation that ends with an assistant's text can be continued")
         now = now or datetime.now()
         flags: dict[str, object] = {
             "add_generation_prompt": add_generation_prompt and not continue_final,
-            "bos_token": self.bos,
-            "eos_token": self.eos,
-            "documents": None,
+            **{key: value for key, value in (("bos_token", self.bos), ("eos_token", self.eos)) if value},
         }
         strings: list[str] = []
 
@@ -102,23 +110,26 @@ class ChatTemplate:
             strings.append(text)
             return text
 
-        _data(talk, tools, extra, collect)
-        marks = Marks(len(talk) + 2, set(self.source).union(*strings))
+        others = (tools, documents, extra)
+        _data(talk, others, collect)
+        marks = Marks(len(talk) + len(OTHERS), set(self.source).union(*strings))
         fuel = FUEL + FUEL_PER_MESSAGE * len(talk) + FUEL_PER_CHARACTER * sum(map(len, strings))
         asked_clock = trims = False
 
-        def run(change: Change) -> str:
+        def run(change: Change, source: str = self._runs) -> str:
             nonlocal asked_clock, trims
-            data = _data(talk, tools, extra, change)
+            data = _data(talk, others, change)
+            if change is not _as_it_is:
+                data[sandbox.MARKS] = marks.all
             if continue_final:
                 data["messages"][-1]["content"] += marks.end + PROBE
-            text, asked_clock = self._run(data | flags, fuel, now)
+            text, asked_clock = self._run(source, data | flags, fuel, now)
             if not continue_final:
                 return text
             if marks.end not in text:
                 raise TemplateError("the template leaves out the last message: it cannot be continued")
             text, _, tail = text.rpartition(marks.end)
-            trims = not tail.startswith(PROBE)
+            trims = not tail.startswith((PROBE, " "))  # a space of the template's own hides that from the reference
             return text
 
         plain, notes = run(_as_it_is), []
@@ -129,7 +140,12 @@ class ChatTemplate:
             talk[-1]["content"] = talk[-1]["content"].rstrip()
             plain = run(_as_it_is)
             notes.append(f"the template trims: {lost!r} at the end of the last message is lost")
+        if continue_final and talk[-1]["content"].strip() not in plain:
+            raise TemplateError("the template changes the last message: it cannot be continued")
         clock = now if asked_clock else None
+        generated: tuple[tuple[int, int], ...] = ()
+        if self._marks_generated:
+            generated = _enclosed(run(_as_it_is, rewritten(self.source, spans=True)), plain)
 
         def owners_with(spared: set[tuple[int, str]]) -> list[int] | None:
             by_source = {i: [s for s in self._literals if (i, s) in spared] for i, _ in spared}
@@ -140,29 +156,29 @@ class ChatTemplate:
             except TemplateError:
                 return None
 
-        texts = [m["content"] or "" for m in talk]
+        texts = [m.get("content", "") for m in talk]
         met = [(i, literal) for literal in self._literals for i, text in enumerate(texts) if literal in text]
         owners = _find_owners(owners_with, met, [m["role"] for m in talk])
         if owners is not None:
             give_space(owners, plain, texts)
             authors = [(f"message {i}", m["role"]) for i, m in enumerate(talk)]
-            segments = cut(plain, owners, [*authors, ("tools", None), ("extra", None)])
-            return Rendered(plain, segments, tuple(notes), clock)
+            segments = cut(plain, owners, [*authors, *((origin, None) for origin in OTHERS)])
+            return Rendered(plain, segments, tuple(notes), clock, generated)
         # The template reads its messages so closely (their length, say) that marks change what it writes.
         # Then nobody knows which text is whose: harmless only if no message may hold a special token.
         if any(map(_SUSPICIOUS.search, strings)):
             raise TemplateError("the template hides which text is a message's, and one may hold a special token")
         notes.append("the template hides which text is a message's: all is shown as the template's")
-        return Rendered(plain, (Segment(TEMPLATE, None, plain, trusted=True),), tuple(notes), clock)
+        return Rendered(plain, (Segment(TEMPLATE, None, plain, trusted=True),), tuple(notes), clock, generated)
 
-    def _run(self, data: Mapping[str, object], fuel: int, now: datetime) -> tuple[str, bool]:
+    def _run(self, source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tuple[str, bool]:
         """In this process if the template is tame and soon done, else in one of its own, to the same text."""
         if self._tame:
             try:
-                return sandbox.run(self._runs, data, min(fuel, FUEL_HERE), now)
+                return sandbox.run(source, data, min(fuel, FUEL_HERE), now)
             except sandbox.OutOfFuel:
                 pass
-        return child.run(self._runs, data, fuel, now)
+        return child.run(source, data, fuel, now)
 
     def after_assistant(self) -> str:
         """What the template writes behind an assistant's text, where turns end. Raises TemplateError."""
@@ -206,9 +222,25 @@ def _trailing_space(text: str) -> str:
     return text[len(text.rstrip()) :]
 
 
-def _data(
-    talk: Sequence[Mapping[str, Any]], tools: object, extra: Mapping[str, Any] | None, change: Change
-) -> dict[str, Any]:
+def _enclosed(marked: str, plain: str) -> tuple[tuple[int, int], ...]:
+    """Where the outermost marks of generation tags stand, in characters of `plain`; nowhere if it holds such itself."""
+    spans, parts, depth, at, begin = [], [], 0, 0, 0
+    for part in _GENERATED.split(marked):
+        if part == sandbox.OPENS:
+            begin, depth = at if not depth else begin, depth + 1
+        elif part == sandbox.CLOSES:
+            depth -= 1
+            if not depth:
+                spans.append((begin, at))
+        else:
+            parts.append(part)
+            at += len(part)
+    if depth > 0:  # of a text to be continued, the end was cut off
+        spans.append((begin, at))
+    return tuple(spans) if "".join(parts) == plain else ()
+
+
+def _data(talk: Sequence[Mapping[str, Any]], others: Sequence[Any], change: Change) -> dict[str, Any]:
     """What the template sees: a fresh copy with `change` applied to each string that came from outside."""
 
     def all_but_names(source: int) -> Callable[[str], str]:
@@ -216,12 +248,10 @@ def _data(
 
     messages = []
     for i, message in enumerate(talk):
-        rest = {key: value for key, value in message.items() if key not in ("role", "content")}
-        content = each_string(message["content"], partial(change, i))
-        messages.append({"role": message["role"], "content": content, **each_string(rest, all_but_names(i))})
-    n = len(talk)
-    return {
-        **each_string(extra or {}, all_but_names(n + 1)),
-        "messages": messages,
-        "tools": each_string(tools, all_but_names(n)),
-    }
+        seen = {key: value for key, value in message.items() if key not in ("role", "content")}
+        seen = each_string(seen, all_but_names(i)) | {"role": message["role"]}
+        if "content" in message:
+            seen["content"] = each_string(message["content"], partial(change, i))
+        messages.append({key: seen[key] for key in message})
+    tools, documents, extra = (each_string(v, all_but_names(len(talk) + i)) for i, v in enumerate(others))
+    return {**(extra or {}), "messages": messages, "tools": tools, "documents": documents}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -26,6 +26,8 @@ from glassbox.text.matcher import Matcher
 from glassbox.text.metadata import read_facts
 from glassbox.text.segments import Segment, utf8
 from glassbox.text.template import ChatTemplate
+from glassbox.text.template_files import templates_from_folder
+from glassbox.text.templates import Templates
 from glassbox.text.vocab import SPACE, Kind, Vocab
 
 # Names under which models end a turn; a file's metadata often lists only one of them.
@@ -80,7 +82,8 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: Path) -> Tokenizer:
         """Build from a folder with tokenizer.json or tokenizer.model, or from such a file. Raises as from_gguf."""
-        return cls(read_folder(path))
+        templates = templates_from_folder(path if path.is_dir() else path.parent)
+        return cls(replace(read_folder(path), templates=templates))
 
     def __repr__(self) -> str:
         return f"<Tokenizer {self.facts.model}/{self.facts.pre}, {len(self.vocab):,} tokens>"
@@ -155,8 +158,14 @@ class Tokenizer:
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The file's chat template, if it has one. Raises TemplateError if it cannot be parsed."""
-        source = self.facts.template
-        return None if source is None else ChatTemplate(source, bos=self.bos, eos=self.eos)
+        return self.templates.choose("default") if "default" in self.templates.sources else None
+
+    @cached_property
+    def templates(self) -> Templates:
+        """All chat templates of the model, by name."""
+        facts = self.facts
+        sources = facts.templates or ({} if facts.template is None else {"default": facts.template})
+        return Templates(sources, bos=self.bos, eos=self.eos)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -46,6 +46,7 @@ def asked_row(
     """The part of a `run` row that is known at the start."""
     text, ids = retain == "text", retain != "none"
     e, policy, messages = request.encoding, request.policy.to_dict(), request.messages
+    chat = {"chat": request.chat} if text and request.chat is not None else {}
     known = {
         "id": run_id,
         "created": created_ms,
@@ -60,7 +61,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS}),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,

@@ -51,6 +51,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "time_limit": r.time_limit,
         "reuse_why": run.outcome.reuse if run.outcome and run.retain != "none" else None,
         "messages": None if r.messages is None else list(r.messages),
+        "chat": None if r.chat is None or not text else dict(r.chat),
         "sources": dict(r.sources),
         "warnings": [*r.encoding.lossy, *r.encoding.notes],
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,

@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together
+OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together; with texts, "chat" too
 
 
 def _columns(names: str) -> tuple[str, ...]:
