@@ -212,10 +212,11 @@ ASIDE = {"README.md": b"# hello", "pytorch_model.bin": b"PK", "onnx/model.onnx":
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("find", [resolve, pull])
 def test_a_repository_of_safetensors_is_fetched_as_a_folder(hub: Hub, find: Any) -> None:
-    hub.repos["some/safe"] = FOLDER | ASIDE | {"model.safetensors": b"x" * 1000}
+    wanted = FOLDER | {"additional_chat_templates/rag.jinja": b"{{ x }}", "model.safetensors": b"x" * 1000}
+    hub.repos["some/safe"] = wanted | ASIDE
     told: list[tuple[str, int, int | None]] = []
     path = find("hf:some/safe", progress=lambda *now: told.append(now))
-    assert {p.name: p.read_bytes() for p in path.iterdir()} == FOLDER | {"model.safetensors": b"x" * 1000}
+    assert {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*.*")} == wanted
     assert told[-1] == ("downloading model.safetensors", 1000, 1000)
     assert ("hf:some/safe", 1000) in cached_models()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from glassbox.weights.known import Progress
 from glassbox.weights.split import part_names
 
 PREFIX = "hf:"
+_TEMPLATE = re.compile(r"additional_chat_templates/[\w.-]+\.jinja")
 
 
 def fetch(name: str, progress: Progress) -> Path:
@@ -89,6 +91,8 @@ def _folder(name: str, listed: set[str], get: Callable[[str], Path]) -> Path:
         refuse_other_weights(Path(name), listed)
         why = "the repository holds no .gguf file, and no config.json with model.safetensors"
         raise ModelNotFound(name, why)
+    for template in sorted(f for f in listed if _TEMPLATE.fullmatch(f)):
+        get(template)
     paths = [get(f) for f in (CONFIG, GENERATION, *TOKENIZER) if f in listed]
     weights = [WHOLE]
     if WHOLE not in listed:
