@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tiny_weights
 
-from glassbox.errors import ModelFormatError, Unsupported
+from glassbox.errors import GlassboxError, ModelFormatError, Unsupported
 from glassbox.model.config_hf import spec_from_config
+from glassbox.model.config_rope import KINDS
 from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
-from glassbox.model.rope import RopeTables
+from glassbox.model.rope import RopeTables, frequencies
 from glassbox.model.transformer import write
 from glassbox.weights.quant import FORMATS, decode
 
@@ -212,6 +213,30 @@ def test_what_would_change_the_model_is_refused_by_name(case: str, changes: dict
     with pytest.raises(ModelFormatError, match=words) as caught:
         spec_from_config(changed(case, **changes))
     assert "config.json" in str(caught.value)
+
+
+STRANGE: list[Any] = [
+    None, True, 0, -1, 1, 3, 1 << 70, 0.5, -2.0, 1e300, float("nan"), float("inf"), "", "x", "full_attention", [], [1],
+    ["x"] * 2, [None] * 3, [1e400] * 8, {}, {"rope_type": "yarn"}, {"full_attention": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(case for case in CASES if case.endswith("-a")))
+def test_strange_values_are_errors_of_ours(case: str) -> None:
+    """Each key of each config, and of its rope, with each strange value: a spec, or a typed error of one line."""
+    config = CASES[case]["config"]
+    rope = config.get("rope_parameters") or {}
+    changes = [{key: value} for key in config for value in STRANGE]
+    changes += [{"rope_parameters": {**rope, key: value}} for key in [*rope, "factor"] for value in STRANGE]
+    changes += [{"rope_scaling": {"type": kind, "factor": f}} for kind in KINDS for f in STRANGE]
+    for change in changes:
+        try:
+            spec = spec_from_config({**config, **change})
+        except GlassboxError as e:
+            assert str(e).isprintable() and len(str(e)) < 400
+        else:
+            ropes = {spec.rope_of(i) for i in range(spec.layers)} - {None}
+            assert all(np.isfinite(frequencies(r)).all() and np.isfinite(r.gain) for r in ropes), change
 
 
 def test_unknown_architectures_are_named() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.architectures import GGUF, Architecture
-from glassbox.model.fields import Fields, check_heads, check_sizes
+from glassbox.model.fields import LAYERS, Fields, check_heads, check_sizes
 from glassbox.model.rope import yarn_gain
 from glassbox.model.spec import ModelSpec, Rope
 
@@ -30,8 +30,8 @@ OFF: Mapping[str, Any] = {
     "rope.scaling.type": "none", "use_parallel_residual": False,
 }  # fmt: skip
 KEYS = {
-    "width": "embedding_length", "head_width": "attention.key_length", "kv_heads": "attention.head_count_kv",
-    "mlp_width": "feed_forward_length", "experts_used": "expert_used_count",
+    "heads": "attention.head_count", "width": "embedding_length", "head_width": "attention.key_length",
+    "kv_heads": "attention.head_count_kv", "mlp_width": "feed_forward_length", "experts_used": "expert_used_count",
 }  # fmt: skip
 SCALINGS = ("none", "linear", "yarn", "longrope")
 ROLES = {
@@ -52,7 +52,8 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         raise ModelFormatError("has no rows, so there is no vocabulary", field="token_embd.weight")
     mine = name + "."
     read = Fields({k.removeprefix(mine): v for k, v in metadata.items() if k.startswith(mine)}, mine)
-    width, heads, layers = (read.whole(k) for k in ("embedding_length", "attention.head_count", "block_count"))
+    width, heads = read.whole("embedding_length"), read.whole("attention.head_count")
+    layers = read.whole("block_count", most=LAYERS)
     head_width = read.whole("attention.key_length", width // heads)
     context = read.whole("context_length")
     check_heads(head_width, read, KEYS)
@@ -113,7 +114,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
 
 
 def _window(read: Fields, row: Architecture, layers: int, context: int) -> tuple[int, frozenset[int]]:
-    window = int(read.real_or_off("attention.sliding_window"))
+    window = read.whole_or_off("attention.sliding_window")
     if row.gguf_pattern:
         every = read.whole("attention.sliding_window_pattern", row.gguf_pattern)
         return window, frozenset(i for i in range(layers) if window and (i + 1) % every)
@@ -131,6 +132,8 @@ def _rope(read: Fields, row: Architecture, head_width: int, context: int, divide
     if not row.rotary:
         return None, context
     base, width = read.real("rope.freq_base", 10000.0), read.whole("rope.dimension_count", head_width)
+    if base <= 1:
+        read.fail("rope.freq_base", f"is {base}, but must be over 1")
     if width % 2 or width > head_width or (row.gguf_paired and width != head_width):
         read.fail("rope.dimension_count", f"is {width}, which is not supported for heads of {head_width}")
     kind = read.word("rope.scaling.type", SCALINGS, "longrope" if divided else "none")

@@ -13,7 +13,7 @@ from typing import Any
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.architectures import ARCHITECTURES, Architecture
 from glassbox.model.config_rope import ropes
-from glassbox.model.fields import Fields, check_heads, check_sizes
+from glassbox.model.fields import LAYERS, Fields, check_heads, check_sizes
 from glassbox.model.spec import ModelSpec
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -44,7 +44,7 @@ OFF: Mapping[str, Any] = {
     "use_sliding_window": False,
 }  # fmt: skip
 KEYS = {
-    "width": "hidden_size", "head_width": "head_dim", "kv_heads": "num_key_value_heads",
+    "heads": "num_attention_heads", "width": "hidden_size", "head_width": "head_dim", "kv_heads": "num_key_value_heads",
     "mlp_width": "intermediate_size",
     "experts_used": "num_experts_per_tok",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     read = Fields(config, "config.json ")
     width = read.whole(("hidden_size", "n_embd", "n_embed"))
     heads = read.whole(("num_attention_heads", "n_head"))
-    layers = read.whole(("num_hidden_layers", "n_layer", "num_layers"))
+    layers = read.whole(("num_hidden_layers", "n_layer", "num_layers"), most=LAYERS)
     head_width = _head_width(read, row, width, heads)
     check_heads(head_width, read, KEYS)
     context = read.whole(("max_position_embeddings", "n_positions"), row.context or None)
@@ -193,7 +193,7 @@ def _window(read: Fields, row: Architecture, layers: int, no_rope: frozenset[int
     if row.window == "sixth":
         pattern = read.whole(("sliding_window_pattern", "_sliding_window_pattern"), 6)
         read.get("_sliding_window_pattern")
-    width = int(read.real_or_off("sliding_window", row.window_default))
+    width = read.whole_or_off("sliding_window", row.window_default)
     said = read.several("layer_types", layers, (str,)) if row.window not in ("all", "used") else None
     if row.window in ("from", "used", "no rope") and not read.flag("use_sliding_window"):
         if said is not None and set(said) != {"full_attention"}:
