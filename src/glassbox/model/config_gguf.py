@@ -12,7 +12,7 @@ from typing import Any
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.architectures import GGUF, Architecture
-from glassbox.model.fields import LAYERS, Fields, check_heads, check_sizes
+from glassbox.model.fields import EXPERTS, LAYERS, Fields, check_heads, check_sizes
 from glassbox.model.rope import yarn_gain
 from glassbox.model.spec import ModelSpec, Rope
 
@@ -60,6 +60,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
     window, local = _window(read, row, layers, context)
     rope, context = _rope(read, row, head_width, context, "rope_factors_short.weight" in tensors)
     experts = _experts(read, row, name)
+    parallel = _parallel(read, row, tensors)
     mlp_width = read.whole(("expert_feed_forward_length", "feed_forward_length") if experts else "feed_forward_length")
     if experts:
         read.get("feed_forward_length")
@@ -81,19 +82,11 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         no_rope=frozenset(range(row.no_rope_every - 1, layers, row.no_rope_every))
         if row.no_rope_every
         else frozenset(),
-        neighbours=row.neighbours,
-        norm=row.norm,
-        norm_bias=row.norm_bias,
-        gated=row.gated,
-        pre_norms=row.pre_norms,
-        post_norms=row.post_norms,
         qk_norm=row.qk_norm or ("heads" if "blk.0.attn_q_norm.weight" in tensors else ""),
-        parallel=_parallel(read, row, tensors),
-        shared_norm=row.shared_norm or (name == "stablelm" and "blk.0.ffn_norm.weight" not in tensors),
+        parallel=parallel,
+        shared_norm=parallel and row.shared_norm,
         embed_scale=_embed_scale(read, row, width),
-        embed_norm=row.embed_norm,
         positions=0 if row.position_offset is None else context,
-        alibi=row.alibi,
         residual_scale=read.real("residual_scale", 1.0) if row.multipliers else 1.0,
         logit_scale=_logit_scale(read, row),
         attn_cap=read.real_or_off("attn_logit_softcapping", row.caps[0]) if row.caps else 0.0,
@@ -105,6 +98,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         biases=_biases(tensors),
         tied="output.weight" not in tensors,
         paired_rope=row.gguf_paired,
+        **row.facts(),
     )
     if read.whole("attention.value_length", head_width) != head_width:
         read.fail("attention.value_length", "differs from the key length, which is not supported")
@@ -153,7 +147,7 @@ def _rope(read: Fields, row: Architecture, head_width: int, context: int, divide
 
 def _experts(read: Fields, row: Architecture, name: str) -> int:
     """llama.cpp's llama is also mixtral."""
-    return read.whole("expert_count", 0, least=0) if row.experts or name == "llama" else 0
+    return read.whole("expert_count", 0, least=0, most=EXPERTS) if row.experts or name == "llama" else 0
 
 
 def _attn_scale(read: Fields, row: Architecture, layers: int, plain_width: float, head_width: int) -> float:

@@ -16,6 +16,7 @@ from glassbox.weights.header import printable
 
 MOST = 1 << 24
 LAYERS = 1 << 12  # more than any model has
+EXPERTS = 1 << 12
 ROWS = 1 << 20  # of a matrix in a layer
 T = TypeVar("T")
 Key = str | Sequence[str]  # several names for one thing: the first that is there
