@@ -11,6 +11,7 @@ import tiny_weights
 from glassbox.errors import GlassboxError, ModelFormatError, Unsupported
 from glassbox.model.config_hf import spec_from_config
 from glassbox.model.config_rope import KINDS
+from glassbox.model.execute import Part
 from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
 from glassbox.model.rope import RopeTables, frequencies
@@ -59,6 +60,23 @@ def test_cache_chunks_threads_and_looking_change_no_bit(case: str) -> None:
     forward(model, ids[:30], cache)
     cache.truncate(20)
     assert forward(model, ids[20:], cache, rows="all")[0].tobytes() == whole[len(whole) // 2 :]
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("case", sorted(case for case in CASES if case.endswith("-b")))
+def test_company_changes_no_bit(case: str, kv: str) -> None:
+    """Two sequences in one pass, at different lengths, against each alone."""
+    model, ids = TransformerModel(tiny_weights.checkpoint(case, CASES), threads=2, kv=kv), ids_of(case)
+    other = ids[5:30]
+    alone = [run(model, ids)[0], run(model, other)[0]]
+    a, b = model.new_cache(), model.new_cache()
+    a.reserve(len(ids))
+    b.reserve(len(other))
+    forward(model, ids[:-3], a)
+    parts = [Part(np.array(other), b, range(24, 25)), Part(np.array(ids[-3:]), a, range(2, 3))]
+    together = model.forward_parts(parts).logits
+    assert together[0].tobytes() == alone[1].tobytes()
+    assert together[1].tobytes() == alone[0].tobytes()
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
