@@ -298,6 +298,17 @@ def test_a_tied_head_may_stand_twice_but_must_be_the_embedding() -> None:
         TransformerModel(other, threads=1)
 
 
+def test_norms_of_many_heads_in_halves() -> None:
+    """They become float32, twice as large as in the file."""
+    config = changed("cohere-b", num_attention_heads=48, num_key_value_heads=48, head_dim=128)
+    shapes = {name: list(shape) for name, shape in CASES["cohere-b"]["shapes"].items()}
+    for name, shape in shapes.items():
+        if "self_attn" in name:
+            shapes[name] = [48, 128] if "norm" in name else [shape[0], 6144] if "o_proj" in name else [6144, shape[1]]
+    arrays = {name: np.full(shape, 0.01, np.float16) for name, shape in shapes.items()}
+    assert np.isfinite(run(TransformerModel(tiny_weights.Memory(config, arrays), threads=1), [1, 2])).all()
+
+
 def test_names_without_their_first_part() -> None:
     """As bodies saved without a head have them."""
     file = tiny_weights.checkpoint("gpt2-a", CASES)
