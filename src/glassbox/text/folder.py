@@ -168,9 +168,17 @@ def _template(folder: Path, config: Object) -> str | None:
     if isinstance(value, list):
         named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
         value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise ModelFormatError("must be a string", field="chat_template")
+    if value is not None and not (isinstance(value, str) and _is_text(value)):
+        raise ModelFormatError("must be a text", field="chat_template")
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _absent(folder: Path) -> Exception:

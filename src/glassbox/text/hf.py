@@ -144,9 +144,7 @@ def _merges(model: Object, vocab: Vocab) -> tuple[tuple[str, str], ...]:
 
 
 def _added(data: Object, more: Sequence[Added], special: Sequence[str]) -> tuple[Added, ...]:
-    entries = data.get("added_tokens") or []
-    if not isinstance(entries, list):
-        raise ModelFormatError("must be a list", field="added_tokens")
+    entries = _list(data.get("added_tokens") or [], "added_tokens")
     found = {t.content: t for t in map(added_token, entries)}
     taken = {t.id for t in found.values()}
     found |= {t.content: t for t in more if t.content not in found and t.id not in taken}
@@ -204,7 +202,10 @@ def _steps(stage: Any, inner: str) -> list[Object]:
         return []
     if stage.get("type") != "Sequence":
         return [stage]
-    return [step for child in stage.get(inner) or [] for step in _steps(child, inner)]
+    children = stage.get(inner)
+    if not isinstance(children, list):
+        raise ModelFormatError("a Sequence must have a list", field=inner)
+    return [step for child in children for step in _steps(child, inner)]
 
 
 def _style(data: Object) -> Style:
@@ -249,7 +250,8 @@ def _spaced(cutter: Any, first: str) -> Any:
     if not isinstance(cutter, dict):
         return cutter
     if cutter.get("type") == "Sequence":
-        return cutter | {"pretokenizers": [_spaced(c, first) for c in cutter.get("pretokenizers") or []]}
+        children = _list(cutter.get("pretokenizers"), "pretokenizers")
+        return cutter | {"pretokenizers": [_spaced(c, first) for c in children]}
     return cutter | {"prepend_scheme": first} if cutter.get("prepend_scheme") == "first" else cutter
 
 
@@ -263,16 +265,25 @@ def _around(processor: Any, pieces: Mapping[str, int]) -> tuple[tuple[int, ...],
         if step.get("type") != "TemplateProcessing":
             raise Unsupported("post-processor", str(step.get("type")), ("ByteLevel", "TemplateProcessing"))
         here: list[int] = []
-        for part in step.get("single") or []:
+        for part in _list(step.get("single"), "post_processor.single"):
+            if not isinstance(part, dict):
+                raise ModelFormatError(f"{str(part)[:80]} is no part of a template", field="post_processor.single")
             if "Sequence" in part:
                 begin, here = begin + tuple(here), []
                 continue
-            name = str((part.get("SpecialToken") or {}).get("id"))
+            token = part.get("SpecialToken")
+            name = str(token.get("id") if isinstance(token, dict) else token)
             if name not in pieces:
                 raise ModelFormatError(f"names {name[:80]!r}, which is no token", field="post_processor")
             here.append(pieces[name])
         end = tuple(here) + end
     return begin, end
+
+
+def _list(value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ModelFormatError("must be a list", field=field)
+    return value
 
 
 def _object(data: Object, field: str) -> Object:
