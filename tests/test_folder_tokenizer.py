@@ -185,6 +185,17 @@ def test_tokens_that_stand_only_in_the_config(folders: Path) -> None:
     assert 900 not in tokenizer.encode("<|extra|>").ids
 
 
+def test_special_tokens_that_only_the_config_calls_so(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["added_tokens"] = [t | {"special": False} for t in data["added_tokens"] if t["content"] != "</s>"]
+    folder = write_folder(folders / "called", Engine.from_str(json.dumps(data)), extra_special_tokens=["<|turn|>"])
+    tokenizer = Tokenizer.from_folder(folder)
+    kinds = {p: tokenizer.vocab.kind_of(i) for i, p in enumerate(tokenizer.vocab.pieces) if p in SPECIAL}
+    assert kinds == {"<s>": "control", "</s>": "control", "<|turn|>": "control"}
+    assert "control" not in tokenizer.encode("a<|turn|></s>", add_special=False).kinds
+    assert tokenizer.encode("a</s>", specials=True, add_special=False).kinds == ("normal", "control")
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

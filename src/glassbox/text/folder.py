@@ -44,7 +44,7 @@ def read_folder(path: Path) -> Facts:
 
 def _from_json(file: Path, folder: Path, config: Object) -> Facts:
     named = _named(config)
-    parts = read_tokenizer_json(_load(file), _more(folder, config), tuple(named.values()))
+    parts = read_tokenizer_json(_load(file), _more(folder, config), (*named.values(), *_also_special(config)))
     ids = {t.content: t.id for t in parts.added} | _first_ids(parts.vocab)
     special = _roles(named, ids)
     assumed: list[str] = []
@@ -124,6 +124,19 @@ def _named(config: Object) -> dict[str, str]:
             found[role] = content
         elif value is not None:
             raise ModelFormatError("must be a text, or an object with content", field=f"{role}_token")
+    return found
+
+
+def _also_special(config: Object) -> list[str]:
+    """Special tokens without a role; the newer spelling may be a list, or a map from a name."""
+    found = []
+    for field in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(field) or []
+        for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [None]:
+            content = entry.get("content") if isinstance(entry, dict) else entry
+            if not isinstance(content, str):
+                raise ModelFormatError("must be a list of texts", field=field)
+            found.append(content)
     return found
 
 

@@ -60,7 +60,7 @@ def read_tokenizer_json(data: Object, more: Sequence[Added] = (), special: Seque
     if kind not in MODELS:
         raise Unsupported("tokenizer.json model", str(kind), MODELS)
     pieces, scores = _unigram_vocab(model) if kind == "Unigram" else (_bpe_vocab(model), ())
-    added = _added(data, more, special)
+    added = _added(data, more, special, pieces)
     for token in added:
         if pieces.setdefault(token.content, token.id) != token.id:
             raise ModelFormatError(f"gives {token.content!r} two ids", field="added_tokens")
@@ -143,12 +143,14 @@ def _merges(model: Object, vocab: Vocab) -> tuple[tuple[str, str], ...]:
     return tuple(merges)
 
 
-def _added(data: Object, more: Sequence[Added], special: Sequence[str]) -> tuple[Added, ...]:
+def _added(data: Object, more: Sequence[Added], special: Sequence[str], pieces: Mapping[str, int]) -> tuple[Added, ...]:
+    """Those of the file, those of other files, and special tokens that are only pieces of the model."""
     entries = _list(data.get("added_tokens") or [], "added_tokens")
     found = {t.content: t for t in map(added_token, entries)}
     taken = {t.id for t in found.values()}
     found |= {t.content: t for t in more if t.content not in found and t.id not in taken}
     wanted = set(special)
+    found |= {text: Added(pieces[text], text, True) for text in special if text in pieces and text not in found}
     return tuple(
         Added(t.id, t.content, t.special or t.content in wanted, t.single_word, t.lstrip, t.rstrip, t.normalized)
         for t in found.values()
