@@ -192,8 +192,18 @@ def test_special_tokens_that_only_the_config_calls_so(folders: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     kinds = {p: tokenizer.vocab.kind_of(i) for i, p in enumerate(tokenizer.vocab.pieces) if p in SPECIAL}
     assert kinds == {"<s>": "control", "</s>": "control", "<|turn|>": "control"}
+    assert tokenizer.assumptions == ["taken for control tokens, though the file does not say so: <s>, <|turn|>"]
     assert "control" not in tokenizer.encode("a<|turn|></s>", add_special=False).kinds
     assert tokenizer.encode("a</s>", specials=True, add_special=False).kinds == ("normal", "control")
+
+
+def test_a_turn_marker_that_the_file_calls_ordinary_is_not_forged(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["added_tokens"] = [t | {"special": t["content"] == "<s>"} for t in data["added_tokens"]]
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "ordinary", Engine.from_str(json.dumps(data))))
+    assert "control" not in tokenizer.encode("<|turn|>", add_special=False).kinds
+    assert tokenizer.encode("<|turn|>", specials=True, add_special=False).kinds == ("control",)
+    assert any("<|turn|>" in a for a in tokenizer.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,11 @@ def read_folder(path: Path) -> Facts:
 
 def _from_json(file: Path, folder: Path, config: Object) -> Facts:
     named = _named(config)
-    parts = read_tokenizer_json(_load(file), _more(folder, config), (*named.values(), *_also_special(config)))
+    data = _load(file)
+    parts = read_tokenizer_json(data, _more(folder, config), (*named.values(), *_also_special(config)))
     ids = {t.content: t.id for t in parts.added} | _first_ids(parts.vocab)
     special = _roles(named, ids)
-    assumed: list[str] = []
+    assumed = _taken(data, parts)
     begin = _begin(parts, config, special, assumed)
     if begin is not None:
         special["bos"] = begin
@@ -87,6 +88,13 @@ def _from_model(file: Path, folder: Path, config: Object) -> Facts:
         merges=(), scores=model.scores, template=_template(folder, config), assumptions=tuple(assumed),
         ends=_ends(folder, len(vocab)), added=tuple(more), encoder=lambda unknown: SpmFileEncoder(model, unknown),
     )  # fmt: skip
+
+
+def _taken(data: Object, parts: HfParts) -> list[str]:
+    ordinary = {t["content"] for t in data.get("added_tokens") or [] if t.get("special") is not True}
+    names = [t.content for t in parts.added if t.special and t.content in ordinary]
+    shown = ", ".join(n[:40] for n in names[:5]) + (", …" if len(names) > 5 else "")
+    return [f"taken for control tokens, though the file does not say so: {shown}"] if names else []
 
 
 def _begin(parts: HfParts, config: Object, special: Object, assumed: list[str]) -> int | None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
 from glassbox.errors import ModelFormatError, Unsupported
-from glassbox.text.added import Added
+from glassbox.text.added import MARKER, Added
 from glassbox.text.vocab import MAX_PIECE, SPACE, Kind, Style, Vocab, byte_named
 
 MODELS = ("BPE", "Unigram")
@@ -149,7 +149,7 @@ def _added(data: Object, more: Sequence[Added], special: Sequence[str], pieces: 
     found = {t.content: t for t in map(added_token, entries)}
     taken = {t.id for t in found.values()}
     found |= {t.content: t for t in more if t.content not in found and t.id not in taken}
-    wanted = set(special)
+    wanted = set(special) | {t.content for t in found.values() if MARKER.fullmatch(t.content)}
     found |= {text: Added(pieces[text], text, True) for text in special if text in pieces and text not in found}
     return tuple(
         Added(t.id, t.content, t.special or t.content in wanted, t.single_word, t.lstrip, t.rstrip, t.normalized)
