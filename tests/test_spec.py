@@ -18,9 +18,11 @@ import reference_forward
 
 from glassbox.errors import GlassboxError, ModelFormatError
 from glassbox.model import tensors
+from glassbox.model.architectures import GGUF
 from glassbox.model.arena import Arena
-from glassbox.model.config_gguf import spec_from_gguf
+from glassbox.model.config_gguf import OFF, spec_from_gguf
 from glassbox.model.model import TransformerModel, forward
+from glassbox.model.rope import frequencies
 from glassbox.model.spec import ModelSpec
 from glassbox.weights.gguf import Gguf, read_gguf
 
@@ -140,6 +142,33 @@ def test_the_scale_of_attention() -> None:
 def test_impossible_numbers_are_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelFormatError, match=words):
         spec("llama", **changes)
+
+
+STRANGE: list[Any] = [None, True, 0, -1, 1, 3, 1 << 40, 0.5, -2.0, math.nan, math.inf, "", "x", "yarn", [], [1, 2]]
+
+
+@pytest.mark.parametrize("arch", sorted(GGUF))
+def test_strange_values_are_errors_of_ours(arch: str) -> None:
+    """Each key with each strange value: a spec, or a typed error of one line."""
+    read = set(PLAIN) | set(OFF) | {
+        "attention.layer_norm_epsilon", "attention.scale", "attention.sliding_window", "rope.freq_base",
+        "attention.sliding_window_pattern", "rope.dimension_count", "rope.freq_base_swa", "attention.value_length",
+        "expert_feed_forward_length", "rope.scaling.original_context_length", "rope.scaling.yarn_beta_fast",
+    }  # fmt: skip
+    eps = {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": 1e-5}
+    plain = PLAIN | (eps if GGUF[arch].norm == "layer" else {})
+    plain |= {"expert_count": 4, "expert_used_count": 2} if GGUF[arch].experts else {}
+    assert spec(arch, **plain).vocab == 96
+    for stretched in ({}, {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}):
+        for key in read:
+            for value in STRANGE:
+                try:
+                    s = spec(arch, **{**plain, **stretched, key: value})
+                except GlassboxError as e:
+                    assert str(e).isprintable() and len(str(e)) < 300
+                else:
+                    ropes = {s.rope_of(i) for i in range(s.layers)} - {None}
+                    assert all(np.isfinite(frequencies(r)).all() for r in ropes), (key, value)
 
 
 # --- weights in pieces ---

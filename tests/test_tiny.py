@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import tiny_weights
 
-from glassbox.errors import ModelFormatError, Unsupported
+from glassbox.errors import GlassboxError, ModelFormatError, Unsupported
 from glassbox.model.config_hf import spec_from_config
+from glassbox.model.config_rope import KINDS
+from glassbox.model.execute import Part
 from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
-from glassbox.model.rope import RopeTables
+from glassbox.model.rope import RopeTables, frequencies
 from glassbox.model.transformer import write
 from glassbox.weights.quant import FORMATS, decode
 
@@ -58,6 +60,23 @@ def test_cache_chunks_threads_and_looking_change_no_bit(case: str) -> None:
     forward(model, ids[:30], cache)
     cache.truncate(20)
     assert forward(model, ids[20:], cache, rows="all")[0].tobytes() == whole[len(whole) // 2 :]
+
+
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("case", sorted(case for case in CASES if case.endswith("-b")))
+def test_company_changes_no_bit(case: str, kv: str) -> None:
+    """Two sequences in one pass, at different lengths, against each alone."""
+    model, ids = TransformerModel(tiny_weights.checkpoint(case, CASES), threads=2, kv=kv), ids_of(case)
+    other = ids[5:30]
+    alone = [run(model, ids)[0], run(model, other)[0]]
+    a, b = model.new_cache(), model.new_cache()
+    a.reserve(len(ids))
+    b.reserve(len(other))
+    forward(model, ids[:-3], a)
+    parts = [Part(np.array(other), b, range(24, 25)), Part(np.array(ids[-3:]), a, range(2, 3))]
+    together = model.forward_parts(parts).logits
+    assert together[0].tobytes() == alone[1].tobytes()
+    assert together[1].tobytes() == alone[0].tobytes()
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
@@ -137,7 +156,7 @@ def test_halves_are_the_float32_that_they_say(case: str, kind: str) -> None:
         got.tobytes()
         == run(TransformerModel(tiny_weights.Memory(file.config, whole), threads=1), ids, rows="all").tobytes()
     )
-    assert off(got, case) < 0.1
+    assert np.median(np.abs(got - LOGITS[case])) < 0.05  # the largest is larger: another expert may be chosen
 
 
 # --- spellings ---
@@ -214,6 +233,30 @@ def test_what_would_change_the_model_is_refused_by_name(case: str, changes: dict
     assert "config.json" in str(caught.value)
 
 
+STRANGE: list[Any] = [
+    None, True, 0, -1, 1, 3, 1 << 70, 0.5, -2.0, 1e300, float("nan"), float("inf"), "", "x", "full_attention", [], [1],
+    ["x"] * 2, [None] * 3, [1e400] * 8, {}, {"rope_type": "yarn"}, {"full_attention": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(case for case in CASES if case.endswith("-a")))
+def test_strange_values_are_errors_of_ours(case: str) -> None:
+    """Each key of each config, and of its rope, with each strange value: a spec, or a typed error of one line."""
+    config = CASES[case]["config"]
+    rope = config.get("rope_parameters") or {}
+    changes = [{key: value} for key in config for value in STRANGE]
+    changes += [{"rope_parameters": {**rope, key: value}} for key in [*rope, "factor"] for value in STRANGE]
+    changes += [{"rope_scaling": {"type": kind, "factor": f}} for kind in KINDS for f in STRANGE]
+    for change in changes:
+        try:
+            spec = spec_from_config({**config, **change})
+        except GlassboxError as e:
+            assert str(e).isprintable() and len(str(e)) < 400
+        else:
+            ropes = {spec.rope_of(i) for i in range(spec.layers)} - {None}
+            assert all(np.isfinite(frequencies(r)).all() and np.isfinite(r.gain) for r in ropes), change
+
+
 def test_unknown_architectures_are_named() -> None:
     with pytest.raises(Unsupported, match=r"architecture 'mamba' is not supported .known: bloom, cohere"):
         spec_from_config({"model_type": "mamba"})
@@ -253,6 +296,17 @@ def test_a_tied_head_may_stand_twice_but_must_be_the_embedding() -> None:
     other = tiny_weights.Memory(file.config, {**file.arrays, "lm_head.weight": table + 1})
     with pytest.raises(ModelFormatError, match=r"lm_head.weight: is not the embedding"):
         TransformerModel(other, threads=1)
+
+
+def test_norms_of_many_heads_in_halves() -> None:
+    """They become float32, twice as large as in the file."""
+    config = changed("cohere-b", num_attention_heads=48, num_key_value_heads=48, head_dim=128)
+    shapes = {name: list(shape) for name, shape in CASES["cohere-b"]["shapes"].items()}
+    for name, shape in shapes.items():
+        if "self_attn" in name:
+            shapes[name] = [48, 128] if "norm" in name else [shape[0], 6144] if "o_proj" in name else [6144, shape[1]]
+    arrays = {name: np.full(shape, 0.01, np.float16) for name, shape in shapes.items()}
+    assert np.isfinite(run(TransformerModel(tiny_weights.Memory(config, arrays), threads=1), [1, 2])).all()
 
 
 def test_names_without_their_first_part() -> None:

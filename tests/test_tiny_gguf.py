@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import tiny_gguf
@@ -12,6 +13,8 @@ from test_tiny import CASES, ids_of, off, run
 
 from glassbox.model.model import TransformerModel
 from glassbox.weights.gguf import read_gguf
+
+T = gguf.GGMLQuantizationType
 
 # Left out is what a GGUF file of that architecture cannot say: windows of qwen2, mixtral and starcoder2, gpt2 with
 # another activation, experts' weights that do not sum to 1, layers without rope other than every fourth.
@@ -31,6 +34,17 @@ def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     whole = run(model, ids, rows="all")
     assert off(whole, case) <= 1e-5
     assert run(model, ids, rows="all", chunk=1).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("kind", [T.Q8_0, T.F16])
+@pytest.mark.parametrize("case", ["llama-a", "phi3-a", "mixtral-a", "gpt_neox-a", "bloom-a", "stablelm-a", "cohere-a"])
+def test_rows_move_as_blocks(tmp_path: Path, case: str, kind: T) -> None:
+    """Fused, paired and stacked matrices in formats of blocks: the bits of the float32 model of the same values."""
+    file = tiny_gguf.rounded(tiny_weights.checkpoint(case, CASES), kind)
+    packed = TransformerModel(read_gguf(tiny_gguf.write(tmp_path / "m.gguf", file, kind)), threads=2)
+    plain = TransformerModel(file, threads=1)
+    assert run(packed, ids_of(case), rows="all").tobytes() == run(plain, ids_of(case), rows="all").tobytes()
+    assert packed.weights.nbytes < 0.7 * plain.weights.nbytes
 
 
 def test_every_architecture_of_gguf_is_there() -> None:

@@ -27,7 +27,21 @@ def first(config: dict[str, Any], *keys: str) -> Any:
     return next((config[k] for k in keys if config.get(k) is not None), None)
 
 
-def write(path: Path, file: Memory) -> Path:
+def rounded(file: Memory, kind: gguf.GGMLQuantizationType) -> Memory:
+    """The same model with its matrices as they are once they have been through a format."""
+    arrays = {
+        name: gguf.quants.dequantize(gguf.quants.quantize(a, kind), kind) if blocks(name, a, kind) else a
+        for name, a in file.arrays.items()
+    }
+    return Memory(file.config, arrays)
+
+
+def blocks(name: str, values: np.ndarray, kind: gguf.GGMLQuantizationType) -> bool:
+    return values.ndim > 1 and "norm" not in name and values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+
+
+def write(path: Path, file: Memory, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+    """kind: format of the matrices."""
     c = file.config
     arch = ARCH[c["model_type"]]
     w = gguf.GGUFWriter(path, arch)
@@ -40,7 +54,11 @@ def write(path: Path, file: Memory) -> Path:
     for name, values in _converted(file, arch, heads):
         to = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert to is not None, name
-        w.add_tensor(to, np.ascontiguousarray(values, np.float32))
+        values = np.ascontiguousarray(values, np.float32)
+        if blocks(name, values, kind):
+            w.add_tensor(to, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            w.add_tensor(to, values)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()

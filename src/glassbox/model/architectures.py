@@ -24,7 +24,7 @@ class Architecture:
     post_norms: bool = False
     qk_norm: str = ""
     parallel: bool = False
-    shared_norm: bool = False
+    shared_norm: bool = False  # where they are parallel
     scaled_embedding: bool = False  # the embedding is multiplied by √D
     embed_norm: bool = False
     alibi: bool = False
@@ -53,6 +53,11 @@ class Architecture:
     window_default: int = 0
     query_scalar: int = 0  # not 0: scores are scaled by 1/√query_pre_attn_scalar
     norms_shifted: bool = False  # norms' weights are stored less 1
+    # names of keys that not every architecture has
+    qk_norm_key: str = ""  # whether there is one, each head its own
+    parallel_key: str = ""  # whether it is so; `parallel` if files say nothing
+    expert_width_key: str = ""  # the experts' width, if it is not intermediate_size
+    expert_norm_key: str = ""  # whether the chosen experts' weights are made to sum to 1; else they are
     # --- GGUF
     gguf: str = ""
     gguf_paired: bool = False  # Q and K rows were put into pairs of neighbours
@@ -61,7 +66,12 @@ class Architecture:
     no_rope_every: int = 0  # every n-th layer has no rotary embedding
     logits_divided: bool = False  # what files call the logits' scale divides them
 
+    def facts(self) -> dict[str, Any]:
+        """What every model of the architecture has in common, as fields of its spec."""
+        return {name: getattr(self, name) for name in FACTS}
 
+
+FACTS = ("neighbours", "norm", "norm_bias", "gated", "pre_norms", "post_norms", "embed_norm", "alibi")
 BIAS = {"attention_bias": (False, QKVO)}
 BOTH = {**BIAS, "mlp_bias": (False, MLP)}
 LAYER: Mapping[str, Any] = dict(norm="layer", norm_bias=True)
@@ -75,7 +85,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gguf="qwen3", qk_norm="head", head_width=128, bias_keys=BIAS, window="from", window_default=4096
     ),
     "qwen3_moe": Architecture(
-        gguf="qwen3moe", qk_norm="head", bias_keys=BIAS, experts=True, window="used", window_default=4096
+        gguf="qwen3moe", qk_norm="head", bias_keys=BIAS, experts=True, window="used", window_default=4096,
+        expert_width_key="moe_intermediate_size", expert_norm_key="norm_topk_prob",
     ),
     "gemma": Architecture(
         gguf="gemma", activation="gelu", scaled_embedding=True, tied=True, head_width=256, norms_shifted=True,
@@ -107,15 +118,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         bias_keys={"use_bias": (True, (*QKVO, *TWO))},
     ),
     "stablelm": Architecture(
-        **LAYER, gguf="stablelm", partial=0.25, head_key=False, bias_keys={"use_qkv_bias": (False, QKV)}
+        **LAYER, gguf="stablelm", partial=0.25, head_key=False, bias_keys={"use_qkv_bias": (False, QKV)},
+        qk_norm_key="qk_layernorm", parallel_key="use_parallel_residual", shared_norm=True,
     ),
     "gpt_neox": Architecture(
         **LAYER, gguf="gptneox", gated=False, activation="gelu_erf", parallel=True, partial=0.25, head_key=False,
         kv_default=True, biases=TWO, bias_keys={"attention_bias": (True, QKVO)},
+        parallel_key="use_parallel_residual",
     ),
     "cohere": Architecture(
         norm="layer", gguf="command-r", kv_default=True, parallel=True, shared_norm=True, tied=True, theta=500000.0,
-        neighbours=True, logit_scale=0.0625, bias_keys=BIAS,
+        neighbours=True, logit_scale=0.0625, bias_keys=BIAS, qk_norm_key="use_qk_norm",
     ),
     "gpt2": Architecture(
         **LAYER, gguf="gpt2", gated=False, activation="gelu", rotary=False, position_offset=0, tied=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.architectures import GGUF, Architecture
-from glassbox.model.fields import Fields, check_heads, check_sizes
+from glassbox.model.fields import EXPERTS, LAYERS, Fields, check_heads, check_sizes
 from glassbox.model.rope import yarn_gain
 from glassbox.model.spec import ModelSpec, Rope
 
@@ -30,8 +30,8 @@ OFF: Mapping[str, Any] = {
     "rope.scaling.type": "none", "use_parallel_residual": False,
 }  # fmt: skip
 KEYS = {
-    "width": "embedding_length", "head_width": "attention.key_length", "kv_heads": "attention.head_count_kv",
-    "mlp_width": "feed_forward_length", "experts_used": "expert_used_count",
+    "heads": "attention.head_count", "width": "embedding_length", "head_width": "attention.key_length",
+    "kv_heads": "attention.head_count_kv", "mlp_width": "feed_forward_length", "experts_used": "expert_used_count",
 }  # fmt: skip
 SCALINGS = ("none", "linear", "yarn", "longrope")
 ROLES = {
@@ -52,13 +52,15 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         raise ModelFormatError("has no rows, so there is no vocabulary", field="token_embd.weight")
     mine = name + "."
     read = Fields({k.removeprefix(mine): v for k, v in metadata.items() if k.startswith(mine)}, mine)
-    width, heads, layers = (read.whole(k) for k in ("embedding_length", "attention.head_count", "block_count"))
+    width, heads = read.whole("embedding_length"), read.whole("attention.head_count")
+    layers = read.whole("block_count", most=LAYERS)
     head_width = read.whole("attention.key_length", width // heads)
     context = read.whole("context_length")
     check_heads(head_width, read, KEYS)
     window, local = _window(read, row, layers, context)
     rope, context = _rope(read, row, head_width, context, "rope_factors_short.weight" in tensors)
     experts = _experts(read, row, name)
+    parallel = _parallel(read, row, tensors)
     mlp_width = read.whole(("expert_feed_forward_length", "feed_forward_length") if experts else "feed_forward_length")
     if experts:
         read.get("feed_forward_length")
@@ -80,19 +82,11 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         no_rope=frozenset(range(row.no_rope_every - 1, layers, row.no_rope_every))
         if row.no_rope_every
         else frozenset(),
-        neighbours=row.neighbours,
-        norm=row.norm,
-        norm_bias=row.norm_bias,
-        gated=row.gated,
-        pre_norms=row.pre_norms,
-        post_norms=row.post_norms,
         qk_norm=row.qk_norm or ("heads" if "blk.0.attn_q_norm.weight" in tensors else ""),
-        parallel=_parallel(read, row, tensors),
-        shared_norm=row.shared_norm or (name == "stablelm" and "blk.0.ffn_norm.weight" not in tensors),
+        parallel=parallel,
+        shared_norm=parallel and row.shared_norm,
         embed_scale=_embed_scale(read, row, width),
-        embed_norm=row.embed_norm,
         positions=0 if row.position_offset is None else context,
-        alibi=row.alibi,
         residual_scale=read.real("residual_scale", 1.0) if row.multipliers else 1.0,
         logit_scale=_logit_scale(read, row),
         attn_cap=read.real_or_off("attn_logit_softcapping", row.caps[0]) if row.caps else 0.0,
@@ -104,6 +98,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
         biases=_biases(tensors),
         tied="output.weight" not in tensors,
         paired_rope=row.gguf_paired,
+        **row.facts(),
     )
     if read.whole("attention.value_length", head_width) != head_width:
         read.fail("attention.value_length", "differs from the key length, which is not supported")
@@ -113,7 +108,7 @@ def spec_from_gguf(metadata: Mapping[str, Any], vocab: int, tensors: Collection[
 
 
 def _window(read: Fields, row: Architecture, layers: int, context: int) -> tuple[int, frozenset[int]]:
-    window = int(read.real_or_off("attention.sliding_window"))
+    window = read.whole_or_off("attention.sliding_window")
     if row.gguf_pattern:
         every = read.whole("attention.sliding_window_pattern", row.gguf_pattern)
         return window, frozenset(i for i in range(layers) if window and (i + 1) % every)
@@ -131,6 +126,8 @@ def _rope(read: Fields, row: Architecture, head_width: int, context: int, divide
     if not row.rotary:
         return None, context
     base, width = read.real("rope.freq_base", 10000.0), read.whole("rope.dimension_count", head_width)
+    if base <= 1:
+        read.fail("rope.freq_base", f"is {base}, but must be over 1")
     if width % 2 or width > head_width or (row.gguf_paired and width != head_width):
         read.fail("rope.dimension_count", f"is {width}, which is not supported for heads of {head_width}")
     kind = read.word("rope.scaling.type", SCALINGS, "longrope" if divided else "none")
@@ -150,7 +147,7 @@ def _rope(read: Fields, row: Architecture, head_width: int, context: int, divide
 
 def _experts(read: Fields, row: Architecture, name: str) -> int:
     """llama.cpp's llama is also mixtral."""
-    return read.whole("expert_count", 0, least=0) if row.experts or name == "llama" else 0
+    return read.whole("expert_count", 0, least=0, most=EXPERTS) if row.experts or name == "llama" else 0
 
 
 def _attn_scale(read: Fields, row: Architecture, layers: int, plain_width: float, head_width: int) -> float:

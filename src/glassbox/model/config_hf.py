@@ -13,7 +13,7 @@ from typing import Any
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.model.architectures import ARCHITECTURES, Architecture
 from glassbox.model.config_rope import ropes
-from glassbox.model.fields import Fields, check_heads, check_sizes
+from glassbox.model.fields import EXPERTS, LAYERS, Fields, check_heads, check_sizes
 from glassbox.model.spec import ModelSpec
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -44,7 +44,7 @@ OFF: Mapping[str, Any] = {
     "use_sliding_window": False,
 }  # fmt: skip
 KEYS = {
-    "width": "hidden_size", "head_width": "head_dim", "kv_heads": "num_key_value_heads",
+    "heads": "num_attention_heads", "width": "hidden_size", "head_width": "head_dim", "kv_heads": "num_key_value_heads",
     "mlp_width": "intermediate_size",
     "experts_used": "num_experts_per_tok",
 }  # fmt: skip
@@ -61,13 +61,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     read = Fields(config, "config.json ")
     width = read.whole(("hidden_size", "n_embd", "n_embed"))
     heads = read.whole(("num_attention_heads", "n_head"))
-    layers = read.whole(("num_hidden_layers", "n_layer", "num_layers"))
+    layers = read.whole(("num_hidden_layers", "n_layer", "num_layers"), most=LAYERS)
     head_width = _head_width(read, row, width, heads)
     check_heads(head_width, read, KEYS)
     context = read.whole(("max_position_embeddings", "n_positions"), row.context or None)
     rope, local_rope, context = ropes(read, row, head_width, context)
     no_rope = _no_rope(read, row, layers)
     window, local = _window(read, row, layers, no_rope)
+    parallel = read.flag(row.parallel_key, row.parallel) if row.parallel_key else row.parallel
     spec = ModelSpec(
         architecture=name,
         layers=layers,
@@ -86,33 +87,24 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         rope=rope,
         local_rope=local_rope,
         no_rope=no_rope,
-        neighbours=row.neighbours,
-        norm=row.norm,
-        norm_bias=row.norm_bias,
-        gated=row.gated,
-        pre_norms=row.pre_norms,
-        post_norms=row.post_norms,
-        qk_norm=_qk_norm(read, name, row),
-        parallel=_parallel(read, name, row),
-        shared_norm=row.shared_norm or (name == "stablelm" and _parallel(read, name, row)),
+        qk_norm="heads" if row.qk_norm_key and read.flag(row.qk_norm_key) else row.qk_norm,
+        parallel=parallel,
+        shared_norm=parallel and row.shared_norm,
         embed_scale=_embed_scale(read, row, width),
-        embed_norm=row.embed_norm,
         positions=0 if row.position_offset is None else context,
         position_offset=row.position_offset or 0,
-        alibi=row.alibi,
         residual_scale=read.real("residual_multiplier", 1.0) if row.multipliers else 1.0,
         logit_scale=_logit_scale(read, row),
         attn_cap=read.real_or_off("attn_logit_softcapping", row.caps[0]) if row.caps else 0.0,
         logit_cap=read.real_or_off("final_logit_softcapping", row.caps[1]) if row.caps else 0.0,
         window=window,
         local=local,
-        experts=read.whole(("num_local_experts", "num_experts")) if row.experts else 0,
+        experts=read.whole(("num_local_experts", "num_experts"), most=EXPERTS) if row.experts else 0,
         experts_used=read.whole("num_experts_per_tok") if row.experts else 0,
-        experts_normed=name != "qwen3_moe" or read.flag("norm_topk_prob"),
-        biases=frozenset(
-            [*row.biases, *(b for k, (on, which) in row.bias_keys.items() if read.flag(k, on) for b in which)]
-        ),
+        experts_normed=not row.expert_norm_key or read.flag(row.expert_norm_key),
+        biases=_biases(read, row),
         tied=read.flag("tie_word_embeddings", row.tied),
+        **row.facts(),
     )
     if read.whole("word_embed_proj_dim", width) != width:
         read.fail("word_embed_proj_dim", f"differs from the width of {width}, which is not supported")
@@ -129,11 +121,9 @@ def _head_width(read: Fields, row: Architecture, width: int, heads: int) -> int:
 
 
 def _mlp_width(read: Fields, row: Architecture, width: int) -> int:
-    if (
-        row.experts and row.gguf
-    ):  # beside the experts' width stands that of layers without them, of which there are none
-        read.get("intermediate_size")
-        return read.whole("moe_intermediate_size")
+    if row.expert_width_key:
+        read.get("intermediate_size")  # of layers without experts, of which there are none
+        return read.whole(row.expert_width_key)
     return read.whole(("intermediate_size", "n_inner", "ffn_dim"), row.mlp_times * width or None)
 
 
@@ -163,15 +153,9 @@ def _logit_scale(read: Fields, row: Architecture) -> float:
     return read.real("logit_scale", row.logit_scale) if row.logit_scale else 1.0
 
 
-def _qk_norm(read: Fields, name: str, row: Architecture) -> str:
-    key = {"cohere": "use_qk_norm", "stablelm": "qk_layernorm"}.get(name)
-    return ("heads" if read.flag(key) else "") if key else row.qk_norm
-
-
-def _parallel(read: Fields, name: str, row: Architecture) -> bool:
-    if name in ("gpt_neox", "stablelm"):
-        return read.flag("use_parallel_residual", row.parallel)
-    return row.parallel
+def _biases(read: Fields, row: Architecture) -> frozenset[str]:
+    said = [matrix for key, (default, which) in row.bias_keys.items() if read.flag(key, default) for matrix in which]
+    return frozenset([*row.biases, *said])
 
 
 def _no_rope(read: Fields, row: Architecture, layers: int) -> frozenset[int]:
@@ -193,7 +177,7 @@ def _window(read: Fields, row: Architecture, layers: int, no_rope: frozenset[int
     if row.window == "sixth":
         pattern = read.whole(("sliding_window_pattern", "_sliding_window_pattern"), 6)
         read.get("_sliding_window_pattern")
-    width = int(read.real_or_off("sliding_window", row.window_default))
+    width = read.whole_or_off("sliding_window", row.window_default)
     said = read.several("layer_types", layers, (str,)) if row.window not in ("all", "used") else None
     if row.window in ("from", "used", "no rope") and not read.flag("use_sliding_window"):
         if said is not None and set(said) != {"full_attention"}:

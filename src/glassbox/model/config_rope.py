@@ -34,8 +34,8 @@ def ropes(read: Fields, row: Architecture, head_width: int, context: int) -> tup
         rope, most = _rope({**common, **new, **old, **_original(common)}, head_width, context)
         return rope, None, most
     nested = {key: new.get(key) or {} for key in LAYERS}
-    if new.keys() - set(LAYERS):
-        read.fail("rope_parameters", f"must have one for each of {', '.join(LAYERS)}")
+    if new.keys() - set(LAYERS) or not all(isinstance(value, dict) for value in nested.values()):
+        read.fail("rope_parameters", f"must have an object for each of {', '.join(LAYERS)} and nothing else")
     local = {**common, "rope_theta": read.real("rope_local_base_freq", row.local_theta), **nested["sliding_attention"]}
     rope, most = _rope({**common, **nested["full_attention"], **old}, head_width, context)
     local_rope, most = _rope(local, head_width, most)
@@ -55,7 +55,9 @@ def _rope(values: Mapping[str, Any], head_width: int, context: int) -> tuple[Rop
     base, width = read.real("rope_theta"), int(head_width * read.real("partial_rotary_factor", 1.0))
     if width % 2 or not 0 < width <= head_width:
         read.fail("partial_rotary_factor", f"rotates {width} of {head_width} numbers; an even number of them is needed")
-    original = read.whole("original_max_position_embeddings", context)
+    if base <= 1:
+        read.fail("rope_theta", f"is {base}, but must be over 1")
+    original = read.whole("original_max_position_embeddings", context, least=2)
     rope = Rope(base, width)
     if kind == "linear":
         rope = Rope(base, width, kind, factor=read.real("factor"))

@@ -15,6 +15,9 @@ from glassbox.model.spec import ModelSpec
 from glassbox.weights.header import printable
 
 MOST = 1 << 24
+LAYERS = 1 << 12  # more than any model has
+EXPERTS = 1 << 12
+ROWS = 1 << 20  # of a matrix in a layer
 T = TypeVar("T")
 Key = str | Sequence[str]  # several names for one thing: the first that is there
 
@@ -36,12 +39,12 @@ class Fields:
         self.unread.discard(self.name(key))
         return self.values.get(self.name(key))
 
-    def whole(self, key: Key, default: int | None = None, *, least: int = 1) -> int:
+    def whole(self, key: Key, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
         value = self.get(key)
         if value is None:
             return self._absent(key, default)
-        if type(value) is not int or not least <= value <= MOST:
-            self.fail(key, f"is {short(value)}, but must be a whole number from {least} to {MOST}")
+        if type(value) is not int or not least <= value <= most:
+            self.fail(key, f"is {short(value)}, but must be a whole number from {least} to {most}")
         return int(value)
 
     def real(self, key: Key, default: float | None = None) -> float:
@@ -52,8 +55,14 @@ class Fields:
             self.fail(key, f"is {short(value)}, but must be a positive number")
         return float(value)
 
-    def real_or_off(self, key: str, default: float = 0.0) -> float:
+    def whole_or_off(self, key: str, default: int = 0) -> int:
         """The same where null, or 0, says that there is none; absent means the default."""
+        if key in self.values and self.get(key) is None:
+            return 0
+        return self.whole(key, default, least=0)
+
+    def real_or_off(self, key: str, default: float = 0.0) -> float:
+        """As `whole_or_off`."""
         if key in self.values and self.get(key) in (None, 0, 0.0):
             return 0.0
         return self.real(key, default) if key in self.values else default
@@ -110,6 +119,12 @@ def check_sizes(spec: ModelSpec, read: Fields, keys: Mapping[str, str]) -> None:
     for size in ("width", "mlp_width"):
         if getattr(spec, size) % 8:
             read.fail(keys[size], f"is {getattr(spec, size)}, but a multiple of 8 is needed")
+    for size, rows in (
+        ("heads", (spec.heads + 2 * spec.kv_heads) * spec.head_width),
+        ("mlp_width", 2 * spec.mlp_width),
+    ):
+        if rows > ROWS:
+            read.fail(keys[size], f"makes matrices of {rows} rows, over the limit of {ROWS}")
     if spec.heads % spec.kv_heads:
         read.fail(keys["kv_heads"], f"is {spec.kv_heads}, which does not divide {spec.heads} heads")
     if spec.experts_used > spec.experts:

@@ -6,6 +6,7 @@ tensor, in another order, or lie transposed; which is said by names.py.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -148,8 +149,8 @@ class Reader:
 
 def _room(t: TensorInfo) -> int:
     """At most how many bytes a tensor takes when packed: vectors become float32, matrices get whole tiles of rows."""
-    if len(t.shape) < 2:
-        return 4 * max(1, *t.shape, 1) + PARTS * ALIGN
+    if len(t.shape) < 2 or "norm" in t.name:  # norms of each head stand in rows
+        return 4 * math.prod(t.shape) + PARTS * ALIGN
     if len(t.shape) == 3:
         return t.nbytes + t.shape[0] * (ALIGN + TILE * t.nbytes // max(1, t.shape[0] * t.shape[1]))
     longest = t.nbytes // max(1, t.shape[0])

@@ -99,7 +99,7 @@ def load_weights(file: ModelFile, spec: ModelSpec, team: Team) -> Weights:
     embed_norm = read.norm("embed_norm", 0, spec.width) if spec.embed_norm else None
     read.tensors.pack_queued()
     _check_unused(file, spec, names, read.tensors.seen)
-    falls = slopes(spec.heads)
+    falls = slopes(spec.heads if spec.alibi else 1)
     return Weights(
         embedding, positions, embed_norm, layers, final_norm, head, falls.ctypes.data if spec.alibi else 0,
         read.tensors.nbytes, read.tensors.arena, (falls,),
