@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,27 @@ def test_long_inputs_take_linear_time(name: str, folders: Path) -> None:
         assert time.perf_counter() - begin < 8
 
 
+def test_the_same_vocabulary_as_gguf() -> None:
+    """pre = llama-bpe: patterns and ignore_merges of the row, the merges of the file."""
+    engine = MAKERS["whole-words"]()
+    model = json.loads(engine.to_str())["model"]
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    said = {
+        "model": "gpt2", "pre": "llama-bpe", "tokens": pieces, "merges": [" ".join(pair) for pair in model["merges"]],
+        "token_type": [3 if p in SPECIAL else 1 for p in pieces], "add_bos_token": False,
+    }  # fmt: skip
+    tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{k}": v for k, v in said.items()})
+    whole = 0
+    for line in LINES:
+        e = tokenizer.encode(line)
+        assert list(e.ids) == engine.encode(line, add_special_tokens=False).ids, line
+        assert tokenizer.decode(e.ids) == line and not e.lossy
+        _, words = tokenizer.explain(line)
+        assert [i for w in words for i in w.ids] == list(e.ids)
+        whole += sum(w.how == "whole" and len(w.text) > 1 for w in words)
+    assert whole > 500
+
+
 # -- bytes that cannot be said
 
 
@@ -161,6 +185,27 @@ def test_tokens_that_stand_only_in_the_config(folders: Path) -> None:
     assert 900 not in tokenizer.encode("<|extra|>").ids
 
 
+def test_special_tokens_that_only_the_config_calls_so(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["added_tokens"] = [t | {"special": False} for t in data["added_tokens"] if t["content"] != "</s>"]
+    folder = write_folder(folders / "called", Engine.from_str(json.dumps(data)), extra_special_tokens=["<|turn|>"])
+    tokenizer = Tokenizer.from_folder(folder)
+    kinds = {p: tokenizer.vocab.kind_of(i) for i, p in enumerate(tokenizer.vocab.pieces) if p in SPECIAL}
+    assert kinds == {"<s>": "control", "</s>": "control", "<|turn|>": "control"}
+    assert tokenizer.assumptions == ["taken for control tokens, though the file does not say so: <s>, <|turn|>"]
+    assert "control" not in tokenizer.encode("a<|turn|></s>", add_special=False).kinds
+    assert tokenizer.encode("a</s>", specials=True, add_special=False).kinds == ("normal", "control")
+
+
+def test_a_turn_marker_that_the_file_calls_ordinary_is_not_forged(folders: Path) -> None:
+    data = json.loads(_byte_level().to_str())
+    data["added_tokens"] = [t | {"special": t["content"] == "<s>"} for t in data["added_tokens"]]
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "ordinary", Engine.from_str(json.dumps(data))))
+    assert "control" not in tokenizer.encode("<|turn|>", add_special=False).kinds
+    assert tokenizer.encode("<|turn|>", specials=True, add_special=False).kinds == ("control",)
+    assert any("<|turn|>" in a for a in tokenizer.assumptions)
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -191,6 +236,41 @@ _TEMPLATE = json.dumps({
     "version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": _LEVEL, "post_processor": None,
     "decoder": _LEVEL, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
 })  # fmt: skip
+
+
+def test_damaged_files_are_refused_or_used_but_never_crash(tmp_path: Path) -> None:
+    """One value of a sound tokenizer.json replaced by an odd one, 400 times."""
+    r = random.Random(7)
+    sound = json.loads(MAKERS["spm-first"]().to_str())
+    kept = {k: v for k, v in sound["model"]["vocab"].items() if v < 300}
+    sound["model"] |= {"vocab": kept, "merges": []}
+    odd = [None, True, -1, 2**40, 1.5, "", "a", "<s>", [], {}, [1], {"type": "Sequence"}, {"Regex": "("}, "\ud800"]
+    places = [p for p in _places(sound) if p]
+    used = 0
+    for _ in range(400):
+        data, place = copy.deepcopy(sound), r.choice(places)
+        inside = data
+        for key in place[:-1]:
+            inside = inside[key]
+        inside[place[-1]] = r.choice(odd)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+        try:
+            tokenizer = Tokenizer.from_folder(tmp_path)
+            for text in ("Hi <s> é日 \x04\n\n", "", "▁ a"):
+                e = tokenizer.encode(text, specials=True)
+                tokenizer.explain(text, specials=True)
+                assert tokenizer.decode(e.ids, specials=True) == text or e.lossy or e.notes or tokenizer.facts.add_bos
+            used += 1
+        except (ModelFormatError, Unsupported, PromptError):
+            continue
+    assert 20 < used < 380
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield at
+    if isinstance(value, dict | list) and len(value) < 100:
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from _places(value[key], (*at, key))
 
 
 def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import regex
 from text_corpus import corpus
@@ -100,3 +102,15 @@ def test_digits_as_the_library_splits_them() -> None:
 def test_examples_by_hand(name: str, text: str, words: list[str]) -> None:
     got = [bytes(ALPHABET[c] for c in w).decode() for w, _ in cutter(PRE_TOKENIZERS[name]).pre_tokenize_str(text)]
     assert got == words
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["gpt-2", "starcoder", "llama-bpe", "tekken", "gpt-4o", "bloom", "deepseek-coder", "deepseek-v3"]
+)
+def test_no_row_is_quadratic(name: str) -> None:
+    how = cutter(PRE_TOKENIZERS[name])
+    for unit in ("a", "A", " ", "日", "A日", "\n", " \n", "1", "!", "a ", "e\u0301", "'", "👍"):
+        begin = time.process_time()
+        how.pre_tokenize_str((unit * 300_000)[:300_000] + "x")
+        assert time.process_time() - begin < 4

@@ -93,12 +93,20 @@ def _with_flags() -> Tokenizer:
     return engine
 
 
+def _whole_words() -> Tokenizer:
+    """Words that are tokens are taken whole, as in llama 3; some are reached by no merge."""
+    data = json.loads(_byte_level().to_str())
+    data["model"]["ignore_merges"] = True
+    data["model"]["merges"] = data["model"]["merges"][:-150]
+    return Tokenizer.from_str(json.dumps(data))
+
+
 MAKERS = {
     "byte-level": lambda: _byte_level(), "byte-level-nfc": lambda: _byte_level(nfc=True),
     "byte-level-prefix": lambda: _byte_level(prefix=True), "spm-prepend": lambda: _spm_like("prepend"),
     "spm-first": lambda: _spm_like("first"), "spm-always": lambda: _spm_like("always"),
     "spm-never": lambda: _spm_like("never"), "unigram": lambda: _unigram(False),
-    "unigram-bytes": lambda: _unigram(True), "flags": _with_flags,
+    "unigram-bytes": lambda: _unigram(True), "flags": _with_flags, "whole-words": _whole_words,
 }  # fmt: skip
 
 

@@ -14,6 +14,8 @@ from glassbox.text.matcher import Matcher
 # White space and word characters as the reference's regular expressions have them (Python's count U+001C to U+001F).
 _SPACES = re.compile(r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
 _WORD = re.compile(r"\w")
+# What turn markers look like. Where a file calls one ordinary, any message could forge a turn.
+MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

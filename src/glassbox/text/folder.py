@@ -44,10 +44,11 @@ def read_folder(path: Path) -> Facts:
 
 def _from_json(file: Path, folder: Path, config: Object) -> Facts:
     named = _named(config)
-    parts = read_tokenizer_json(_load(file), _more(folder, config), tuple(named.values()))
+    data = _load(file)
+    parts = read_tokenizer_json(data, _more(folder, config), (*named.values(), *_also_special(config)))
     ids = {t.content: t.id for t in parts.added} | _first_ids(parts.vocab)
     special = _roles(named, ids)
-    assumed: list[str] = []
+    assumed = _taken(data, parts)
     begin = _begin(parts, config, special, assumed)
     if begin is not None:
         special["bos"] = begin
@@ -89,6 +90,13 @@ def _from_model(file: Path, folder: Path, config: Object) -> Facts:
     )  # fmt: skip
 
 
+def _taken(data: Object, parts: HfParts) -> list[str]:
+    ordinary = {t["content"] for t in data.get("added_tokens") or [] if t.get("special") is not True}
+    names = [t.content for t in parts.added if t.special and t.content in ordinary]
+    shown = ", ".join(n[:40] for n in names[:5]) + (", …" if len(names) > 5 else "")
+    return [f"taken for control tokens, though the file does not say so: {shown}"] if names else []
+
+
 def _begin(parts: HfParts, config: Object, special: Object, assumed: list[str]) -> int | None:
     """The id put before every prompt. What tokenizer_config.json says outright wins over tokenizer.json."""
     said, found = config.get("add_bos_token"), parts.begin
@@ -124,6 +132,19 @@ def _named(config: Object) -> dict[str, str]:
             found[role] = content
         elif value is not None:
             raise ModelFormatError("must be a text, or an object with content", field=f"{role}_token")
+    return found
+
+
+def _also_special(config: Object) -> list[str]:
+    """Special tokens without a role; the newer spelling may be a list, or a map from a name."""
+    found = []
+    for field in ("additional_special_tokens", "extra_special_tokens"):
+        value = config.get(field) or []
+        for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [None]:
+            content = entry.get("content") if isinstance(entry, dict) else entry
+            if not isinstance(content, str):
+                raise ModelFormatError("must be a list of texts", field=field)
+            found.append(content)
     return found
 
 
@@ -168,9 +189,17 @@ def _template(folder: Path, config: Object) -> str | None:
     if isinstance(value, list):
         named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
         value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise ModelFormatError("must be a string", field="chat_template")
+    if value is not None and not (isinstance(value, str) and _is_text(value)):
+        raise ModelFormatError("must be a text", field="chat_template")
     return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _absent(folder: Path) -> Exception:

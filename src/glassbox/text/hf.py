@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
 from glassbox.errors import ModelFormatError, Unsupported
-from glassbox.text.added import Added
+from glassbox.text.added import MARKER, Added
 from glassbox.text.vocab import MAX_PIECE, SPACE, Kind, Style, Vocab, byte_named
 
 MODELS = ("BPE", "Unigram")
@@ -60,7 +60,7 @@ def read_tokenizer_json(data: Object, more: Sequence[Added] = (), special: Seque
     if kind not in MODELS:
         raise Unsupported("tokenizer.json model", str(kind), MODELS)
     pieces, scores = _unigram_vocab(model) if kind == "Unigram" else (_bpe_vocab(model), ())
-    added = _added(data, more, special)
+    added = _added(data, more, special, pieces)
     for token in added:
         if pieces.setdefault(token.content, token.id) != token.id:
             raise ModelFormatError(f"gives {token.content!r} two ids", field="added_tokens")
@@ -143,14 +143,14 @@ def _merges(model: Object, vocab: Vocab) -> tuple[tuple[str, str], ...]:
     return tuple(merges)
 
 
-def _added(data: Object, more: Sequence[Added], special: Sequence[str]) -> tuple[Added, ...]:
-    entries = data.get("added_tokens") or []
-    if not isinstance(entries, list):
-        raise ModelFormatError("must be a list", field="added_tokens")
+def _added(data: Object, more: Sequence[Added], special: Sequence[str], pieces: Mapping[str, int]) -> tuple[Added, ...]:
+    """Those of the file, those of other files, and special tokens that are only pieces of the model."""
+    entries = _list(data.get("added_tokens") or [], "added_tokens")
     found = {t.content: t for t in map(added_token, entries)}
     taken = {t.id for t in found.values()}
     found |= {t.content: t for t in more if t.content not in found and t.id not in taken}
-    wanted = set(special)
+    wanted = set(special) | {t.content for t in found.values() if MARKER.fullmatch(t.content)}
+    found |= {text: Added(pieces[text], text, True) for text in special if text in pieces and text not in found}
     return tuple(
         Added(t.id, t.content, t.special or t.content in wanted, t.single_word, t.lstrip, t.rstrip, t.normalized)
         for t in found.values()
@@ -204,7 +204,10 @@ def _steps(stage: Any, inner: str) -> list[Object]:
         return []
     if stage.get("type") != "Sequence":
         return [stage]
-    return [step for child in stage.get(inner) or [] for step in _steps(child, inner)]
+    children = stage.get(inner)
+    if not isinstance(children, list):
+        raise ModelFormatError("a Sequence must have a list", field=inner)
+    return [step for child in children for step in _steps(child, inner)]
 
 
 def _style(data: Object) -> Style:
@@ -249,7 +252,8 @@ def _spaced(cutter: Any, first: str) -> Any:
     if not isinstance(cutter, dict):
         return cutter
     if cutter.get("type") == "Sequence":
-        return cutter | {"pretokenizers": [_spaced(c, first) for c in cutter.get("pretokenizers") or []]}
+        children = _list(cutter.get("pretokenizers"), "pretokenizers")
+        return cutter | {"pretokenizers": [_spaced(c, first) for c in children]}
     return cutter | {"prepend_scheme": first} if cutter.get("prepend_scheme") == "first" else cutter
 
 
@@ -263,16 +267,25 @@ def _around(processor: Any, pieces: Mapping[str, int]) -> tuple[tuple[int, ...],
         if step.get("type") != "TemplateProcessing":
             raise Unsupported("post-processor", str(step.get("type")), ("ByteLevel", "TemplateProcessing"))
         here: list[int] = []
-        for part in step.get("single") or []:
+        for part in _list(step.get("single"), "post_processor.single"):
+            if not isinstance(part, dict):
+                raise ModelFormatError(f"{str(part)[:80]} is no part of a template", field="post_processor.single")
             if "Sequence" in part:
                 begin, here = begin + tuple(here), []
                 continue
-            name = str((part.get("SpecialToken") or {}).get("id"))
+            token = part.get("SpecialToken")
+            name = str(token.get("id") if isinstance(token, dict) else token)
             if name not in pieces:
                 raise ModelFormatError(f"names {name[:80]!r}, which is no token", field="post_processor")
             here.append(pieces[name])
         end = tuple(here) + end
     return begin, end
+
+
+def _list(value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ModelFormatError("must be a list", field=field)
+    return value
 
 
 def _object(data: Object, field: str) -> Object:

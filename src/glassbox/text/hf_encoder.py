@@ -112,11 +112,11 @@ class HfEncoder:
             last = end
         words = self._words(part, first)
         unsaid = [word for word, _ in words if self._unsaid(word)] if self._unknown is None else []
-        if unsaid:
-            found.missing = self._missing(part)
         covered = {i for _, a, b in found.spans for i in range(a, b)}
         gaps = [i for i in range(len(self._meant(part))) if i not in covered]
-        if gaps and not unsaid:
+        if unsaid:
+            found.missing = self._missing(part) or gaps
+        elif gaps:
             found.lost = sorted({*found.lost, *gaps})
             found.notes = ("the tokenizer's own rules drop a part of the text",)
         return found

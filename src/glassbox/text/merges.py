@@ -59,4 +59,4 @@ def explain_words(words: Sequence[str], vocab: Vocab, ranks: Ranks, whole: Mappi
 
 
 def _said(piece: str) -> bytes:
-    return bytes(ALPHABET[c] for c in piece)
+    return b"".join(bytes([ALPHABET[c]]) if c in ALPHABET else c.encode() for c in piece)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import ModelFormatError, Unsupported
+from glassbox.text.added import MARKER
 from glassbox.text.bytelevel import ByteLevelBpe, read_merges
 from glassbox.text.encoded import Encoder
 from glassbox.text.facts import Facts
@@ -29,7 +30,6 @@ CHARSMAP = KEY + "precompiled_charsmap"
 PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's special tokens that take no white space
 MODELS = ("gpt2", "llama", "t5")
 
-_MARKER = re.compile(r"<[|｜].+[|｜]>", re.DOTALL)
 _BRACKETED = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -122,7 +122,7 @@ def _with_markers(vocab: Vocab, special: Mapping[str, int], typed: bool, assumed
     named = {special[name] for name in ("bos", "eos", "eot", "eom") if name in special}
     wrong = {t for t in named if vocab.kind_of(t) != "control" and _BRACKETED.fullmatch(vocab.pieces[t])}
     suspects = vocab.of_kind("user") if typed else vocab.of_kind("normal") | vocab.of_kind("user")
-    wrong |= {token for piece, token in suspects.items() if _MARKER.fullmatch(piece)}
+    wrong |= {token for piece, token in suspects.items() if MARKER.fullmatch(piece)}
     if wrong:
         names = ", ".join(vocab.pieces[t][:40] for t in sorted(wrong)[:5]) + (", …" if len(wrong) > 5 else "")
         assumed.append(f"taken for control tokens, though the file does not say so: {names}")

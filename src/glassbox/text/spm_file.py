@@ -67,7 +67,10 @@ def read_spm(data: bytes) -> SpmFile:
     kinds: list[Kind] = ["user" if i in user else _kind(library, i) for i in ids]
     roles = dict(bos=library.bos_id(), eos=library.eos_id(), unknown=library.unk_id(), padding=library.pad_id())
     unknown = library.unk_id() if library.unk_id() >= 0 else None
-    vocab = Vocab([library.id_to_piece(i) for i in ids], kinds, "sentencepiece")
+    try:
+        vocab = Vocab([library.id_to_piece(i) for i in ids], kinds, "sentencepiece")
+    except UnicodeDecodeError as e:
+        raise ModelFormatError(f"a piece is not UTF-8: {e.object[:40]!r}", field=FIELD) from None
     scores = tuple(library.get_score(i) for i in ids)
     prefix = normaliser.get(ADD_DUMMY_PREFIX, 1) != 0
     return SpmFile(data, vocab, scores, kind == 1, prefix, unknown, {n: i for n, i in roles.items() if i >= 0})
