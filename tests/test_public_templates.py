@@ -164,3 +164,16 @@ def test_generation_tags_keep_their_spans(name: str) -> None:
             at = end
         assert marked + rendered.text[at:] == expected
         assert len(rendered.generated) == sum(m["role"] == "assistant" for m in talk)
+
+
+def test_a_float_stays_one() -> None:
+    """minijinja hands 1.0 to filters as 1; arguments of calls are written one by one in many templates."""
+    source = (
+        "{% for k, v in messages[0].args.items() %}{{ k }}={{ v | tojson }},{{ v|tojson(indent=2) }},{{ v }},"
+        "{{ v|string }};{% endfor %}{{ messages[0].args | tojson }}{{ messages[0].args['a']|tojson(false, none) }}"
+        "{{ messages[0].args }}{% for k, v in messages[0].args|items %}{{ v }}{% endfor %}"
+        "{% for v in messages[0].args.values()|list %}{{ v }}{% endfor %}{{ messages[0].args.e|join(' ') }}"
+        "{{ messages[0].args.e[:1] }}{{ messages[0].args|dictsort }}"
+    )
+    args = {"a": 1.0, "b": 1, "c": -0.5, "d": True, "e": [1.0, 2, "x'"], "f": 0.0, "g": {"h": 3.0}}
+    assert agree(source, [{"role": "user", "content": "x", "args": args}])

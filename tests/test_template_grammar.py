@@ -152,7 +152,7 @@ TEMPLATES = st.recursive(LEAVES, larger, max_leaves=6)
 
 
 # Ours may refuse what the reference renders, by name only; `in` asks more of its left side there.
-NAMED = re.compile("hides which text|outside a loop's own body|right behind a filter|cannot be sliced")
+NAMED = re.compile("hides which text|outside a loop's own body|right behind a filter|a list is wanted|cannot be sliced")
 STRICTER = re.compile("'in <string>' requires string|unhashable type")
 
 

@@ -2,7 +2,7 @@
 
 Jinja's own words, as far as they are needed to know what a template does before anything parses it. But: it checks no
 grammar. What cannot be told apart as jinja would (a string or a block without end, a statement without a word) ends the
-stream as a block BROKEN.
+stream as a block BROKEN; so does one of too many tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+MOST_TOKENS = 10_000  # of a block; those of real templates have some 100
 
 _OPEN = re.compile(r"\{([{%#])[-+]?")
 _SPACE = re.compile(r"\s*")
@@ -67,7 +69,7 @@ def blocks(source: str) -> Iterator[Block]:
         spans: list[tuple[int, int]] = []
         while not (closed := _CLOSE[tag].match(source, at := _SPACE.match(source, at).end())):  # type: ignore[union-attr]
             found = _TOKEN.match(source, at)
-            if found is None:  # no end, or nothing jinja knows
+            if found is None or len(tokens) == MOST_TOKENS:  # no end, or nothing jinja knows
                 yield BROKEN
                 return
             tokens.append(Token(found.lastgroup, found[0]))  # type: ignore[arg-type]

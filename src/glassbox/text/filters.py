@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from glassbox.text.frozen import FrozenList
 
@@ -42,10 +42,8 @@ WIDE_METHODS = frozenset({"center", "ljust", "rjust", "zfill"})
 METHODS = PLAIN_METHODS | LIST_METHODS | WIDE_METHODS | {"replace", "join"}
 
 # What is undefined is shown to these as such, where minijinja would hand over None.
-WITH_UNDEFINED = _words("tojson string trim upper lower capitalize title replace int float indent e escape round")
-# What these go through may not be null.
-ITERATED = "glassbox_iterated"
-SLICED = "glassbox_sliced"
+WITH_UNDEFINED = _words("tojson trim upper lower capitalize title replace int float indent e escape round")
+NULL = "glassbox_null"  # a function that says so where a list is wanted
 ITERATING = _words("list join map select reject selectattr rejectattr unique sort")
 UNDEFINED_TESTS = frozenset({"sequence", "iterable", "number"})
 
@@ -54,10 +52,10 @@ _HTML = {"&": "&amp;", ">": "&gt;", "<": "&lt;", "'": "&#39;", '"': "&#34;"}
 
 
 class Budget:
-    """How much a run may still make here, and the characters that are marks in its texts."""
+    """How much a run may still make here."""
 
-    def __init__(self, marks: str) -> None:
-        self.left, self.marks = MAX_MADE, marks
+    def __init__(self) -> None:
+        self.left = MAX_MADE
 
     def spend(self, size: int) -> None:
         self.left -= size
@@ -65,27 +63,16 @@ class Budget:
             raise ValueError(f"the template's filters make more than {MAX_MADE} characters")
 
 
-def text_of(value: object, marks: str = "") -> str:
+def text_of(value: object) -> str:
     """As jinja2 turns a value into text."""
-    return value if isinstance(value, str) else "" if value is MISSING else written(value, marks)
+    return value if isinstance(value, str) else "" if value is MISSING else str(value)
 
 
-def written(value: object, marks: str) -> str:
-    """As Python writes a value, but marks as they are, which it would write as escapes."""
-    return _repr(value, marks) if marks and isinstance(value, list | tuple | dict) else str(value)
-
-
-def _repr(value: object, marks: str) -> str:
-    if isinstance(value, str):
-        quote = '"' if "'" in value and '"' not in value else "'"
-        shown = (c if c in marks or c in "'\"" else repr(c)[1:-1] for c in value)
-        return quote + "".join("\\" + c if c == quote else c for c in shown) + quote
+def has_whole(value: object) -> bool:
+    """Whether a whole number is in it: that may have been a float, which minijinja hands over as one."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_repr(k, marks)}: {_repr(v, marks)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        inside = ", ".join(_repr(v, marks) for v in value)
-        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
-    return repr(value)
+        return any(map(has_whole, value.values()))
+    return any(map(has_whole, value)) if isinstance(value, list | tuple) else type(value) is int
 
 
 def filters(budget: Budget) -> dict[str, Callable[..., Any]]:
@@ -93,7 +80,7 @@ def filters(budget: Budget) -> dict[str, Callable[..., Any]]:
 
     def texts(change: Callable[..., str]) -> Callable[..., str]:
         def run(value: object, *rest: Any, **named: Any) -> str:
-            made = change(text_of(value, budget.marks), *rest, **named)
+            made = change(text_of(value), *rest, **named)
             budget.spend(len(made))
             return made
 
@@ -114,15 +101,13 @@ def filters(budget: Budget) -> dict[str, Callable[..., Any]]:
 
     plain: dict[str, Callable[..., str]] = {
         "trim": str.strip, "upper": str.upper, "lower": str.lower, "capitalize": str.capitalize, "title": _title,
-        "string": str, "e": _escape, "escape": _escape,
+        "e": _escape, "escape": _escape,
     }  # fmt: skip
     methods = {METHOD + name: _method(name, budget) for name in METHODS}
     others: dict[str, Callable[..., Any]] = {
         "int": _int,
         "float": _float,
         "round": _round,
-        ITERATED: _iterated,
-        SLICED: _sliced,
     }
     others |= {"replace": replace, "indent": indent}
     return {name: texts(f) for name, f in plain.items()} | others | methods
@@ -137,16 +122,8 @@ TESTS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _iterated(value: Any) -> Any:
-    if value is None:
-        raise TypeError("null is not iterable")
-    return FrozenList(value) if type(value) is list else value
-
-
-def _sliced(value: Any) -> Any:
-    if not isinstance(value, str | list | tuple):
-        raise TypeError(f"{'undefined' if value is MISSING else type(value).__name__} cannot be sliced")
-    return FrozenList(value) if type(value) is list else value
+def null() -> NoReturn:
+    raise TypeError("null, or what is undefined, stands where a list is wanted")
 
 
 def _method(name: str, budget: Budget) -> Callable[..., Any]:
@@ -168,7 +145,7 @@ def _method(name: str, budget: Budget) -> Callable[..., Any]:
         made = getattr(str, name)(value, *rest, **named)
         if name in LIST_METHODS:
             budget.spend(sum(map(len, made)) + ITEM * len(made))
-            return FrozenList(made)
+            return made if isinstance(made, tuple) else FrozenList(made)
         budget.spend(len(made) if isinstance(made, str) else 0)
         return made
 

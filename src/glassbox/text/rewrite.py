@@ -1,9 +1,10 @@
 """A template in jinja2's dialect to one that minijinja reads alike. Comes in: source. Goes out: source.
 
 The two differ in small things that templates of models use: what escapes say, methods of strings, tests of what is not
-there. Each is mended by an edit of a few tokens, so that all else stays as it is
-written; what jinja2 knows nothing of, or means otherwise and cannot be mended, is refused by name. But: it checks no
-grammar, and leaves a template that it cannot read for minijinja to complain about.
+there, loops over null, floats that go through filters of ours. Each is mended by an edit of a few tokens, so that all
+else stays as it is written; what jinja2 does not know, or means otherwise and cannot be mended, is refused by name. But:
+it checks no grammar, which is left to minijinja, and two things stay laxer than jinja2, which raises an error there:
+`x in text` where x is no text, and comparing the order of unlike kinds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from collections.abc import Sequence
 from glassbox.errors import TemplateError
 from glassbox.text.blocks import BROKEN, Block, Token, blocks, said
 from glassbox.text.filters import (
-    ITERATED,
     ITERATING,
     METHOD,
     METHODS,
-    SLICED,
+    NULL,
     UNDEFINED,
     UNDEFINED_TESTS,
     WITH_UNDEFINED,
@@ -31,6 +31,9 @@ BOUND = frozenset({"items", "keys", "values", "get", "pop", "update", "copy", "c
 CAPTURING = frozenset({"macro", "call", "filter", "generation", "with", "block"})
 COMPARING = frozenset({"==", "!=", "<", ">", "<=", ">=", "in"})
 SPLITTING = frozenset({"and", "or", "not", "if", "else", ",", ":", "=", "is"})  # between two comparisons
+
+PATH = 12  # tokens of a value that may be written twice
+PATHS = frozenset({".", "[", "]", "-"})
 
 Edit = tuple[int, int, str]  # begin, end, what stands there instead
 
@@ -48,7 +51,7 @@ def rewritten(source: str, *, spans: bool = False) -> str:
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     found = list(blocks(source))
     if BROKEN in found:
-        return source
+        raise TemplateError("the chat template has a block without end, with what is no word of Jinja's, or too long")
     edits: list[Edit] = []
     spaces = {b.tokens[1].text for b in found if [t.text for t in (*b.tokens[:1], *b.tokens[2:4])] == _SPACE} | {"loop"}
     for block in found:
@@ -100,6 +103,7 @@ class _Expression:
         self.tokens, self.spans, self.spaces = block.tokens, block.spans, spaces
         self.first = 1 if block.tag == "%" else 0  # the statement's word is no value
         self.found: list[Edit] = []
+        self.last_argument = (-1, "")  # the bracket of a call, and what is to be its last argument
         self.filtered = -2  # the last token of a filter
         self.start = 0  # the first token of the value that is being read
         # Of each bracket: the start before it, what becomes of it where it closes, its own place.
@@ -152,8 +156,10 @@ class _Expression:
             self.filtered = i
             if word in WITH_UNDEFINED:
                 self._insert(i, f"default({UNDEFINED})|")
+                if word == "tojson":
+                    self._floats(i)
             elif word in ITERATING:
-                self._insert(i, f"default([])|{ITERATED}|")
+                self._not_null(self.start, i - 1)
         elif before == "is" or (before == "not" and self._text(i - 2) == "is"):
             if word in UNDEFINED_TESTS:
                 at = self.spans[i - (1 if before == "is" else 2)][0]
@@ -161,21 +167,46 @@ class _Expression:
         elif word not in KEYWORDS:
             self.start = i
 
+    def _path(self, begin: int, end: int) -> str | None:
+        """What stands there, if it is a name or a path of names, numbers and strings: that may be written twice."""
+        if self._text(begin) == "(" and self._text(end - 1) == ")":
+            begin, end = begin + 1, end - 1
+        part = self.tokens[begin:end]
+        if not part or len(part) > PATH or part[0].kind not in ("name", "number"):
+            return None
+        for kind, text in part:
+            if text not in PATHS if kind == "operator" else "\\" in text or text in KEYWORDS:
+                return None
+        return " ".join(t.text for t in part)
+
+    def _floats(self, i: int) -> None:
+        """minijinja hands 1.0 to a filter as 1: it is told whether what stands before it was a float."""
+        if (path := self._path(self.start, i - 1)) is None:
+            return
+        given = f"glassbox_float=({path}) is float"
+        if self._text(i + 1) == "(":
+            self.last_argument = (i + 1, given if self._text(i + 2) == ")" else ", " + given)
+        else:
+            self.found.append((self.spans[i][1], self.spans[i][1], f"({given})"))
+
+    def _not_null(self, begin: int, end: int, *, defined: bool = False) -> None:
+        """Null, and in a slice what is undefined, are errors to jinja2, and empty lists to minijinja."""
+        if (path := self._path(begin, end)) is not None:
+            self._insert(begin, "(")
+            at, also = self.spans[end - 1][1], f" and ({path}) is defined" if defined else ""
+            self.found.append((at, at, f" if ({path}) is not none{also} else {NULL}())"))
+
     def _insert(self, i: int, text: str) -> None:
         self.found.append((self.spans[i][0], self.spans[i][0], text))
 
     def _iterated(self) -> None:
-        """A loop over null is an error to jinja2, and no round at all to minijinja."""
         words = [t.text if t.kind != "string" else "" for t in self.tokens]
         begin = words.index("in") + 1 if "in" in words else len(words)
         depth, end = 0, begin
         while end < len(words) and (depth or words[end] not in ("if", "recursive")):
             depth += (words[end] in ("(", "[", "{")) - (words[end] in (")", "]", "}"))
             end += 1
-        if begin < end and words[begin:end] != ["messages"]:
-            self._insert(begin, "(")
-            at = self.spans[end - 1][1]
-            self.found.append((at, at, f")|default([])|{ITERATED}"))
+        self._not_null(begin, end)
 
     def _operator(self, i: int) -> None:
         word = self.tokens[i].text
@@ -194,11 +225,12 @@ class _Expression:
             self.compared.pop()
             if self._text(opened - 2) == "|" and word == ")":
                 self.filtered = i
+            if opened == self.last_argument[0]:
+                self._insert(i, self.last_argument[1])
             if kind == "method":
                 self.found.append((self.spans[i][1], self.spans[i][1], ")"))
-            elif kind == "slice":  # of what is undefined, or null, minijinja gives an empty list
-                self._insert(self.start, "(")
-                self._insert(opened, f"|default({UNDEFINED})|{SLICED})")
+            elif kind == "slice":
+                self._not_null(self.start, opened, defined=True)
         elif word == ":" and self.open and self.open[-1][1] == "index":
             self.open[-1] = (self.open[-1][0], "slice", self.open[-1][2])
 

@@ -17,7 +17,7 @@ from typing import Any
 import minijinja
 
 from glassbox.errors import TemplateError
-from glassbox.text.filters import MISSING, TESTS, UNDEFINED, Budget, filters, written
+from glassbox.text.filters import MISSING, NULL, TESTS, UNDEFINED, Budget, filters, has_whole, null
 from glassbox.text.frozen import frozen
 
 MAX_INDENT = 16
@@ -27,6 +27,7 @@ OPENS, CLOSES = "\U0010fffc", "\U0010fffd"  # around what generation tags enclos
 
 # What minijinja has and jinja2, as transformers sets it up, has not: there it is undefined, or an error.
 NOT_JINJAS = ("debug",)
+NOT_ITS_FILTERS = ("lines", "split", "bool", "zip", "pluralize", "chain", "pprint")
 
 
 class OutOfFuel(TemplateError):
@@ -40,8 +41,8 @@ class _Refused(Exception):
 class _Helpers:
     """What templates may call. Remembers whether the clock was asked for."""
 
-    def __init__(self, now: datetime, marks: str = "") -> None:
-        self.now, self.asked_clock, self.budget = now, False, Budget(marks)
+    def __init__(self, now: datetime) -> None:
+        self.now, self.asked_clock, self.budget = now, False, Budget()
 
     def raise_exception(self, message: object) -> str:
         raise _Refused(str(message))
@@ -59,10 +60,13 @@ class _Helpers:
         indent: int | str | None = None,
         separators: Sequence[str] | None = None,
         sort_keys: bool = False,
+        glassbox_float: bool = False,
     ) -> str:
         """JSON as models were trained on: in the order given, nothing escaped for HTML."""
         if value is MISSING:
             raise TypeError("tojson is given what is undefined")
+        if glassbox_float and isinstance(value, int):  # minijinja hands 1.0 over as 1
+            value = float(value)
         width = len(indent) if isinstance(indent, str) else indent or 0
         if width > MAX_INDENT or any(len(s) > MAX_INDENT for s in separators or ()):
             raise ValueError(f"tojson indents by more than {MAX_INDENT}")
@@ -73,9 +77,9 @@ class _Helpers:
 
     def shown(self, value: object) -> object:
         """As Python writes what is no text, where minijinja writes it otherwise."""
-        if not isinstance(value, float | list | tuple | dict):
+        if not isinstance(value, float | list | tuple | dict) or has_whole(value):
             return NotImplemented
-        text = written(value, self.budget.marks)
+        text = str(value)
         self.budget.spend(len(text))
         return text
 
@@ -89,10 +93,12 @@ def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tu
     """The text, and whether the template asked for the time. Raises TemplateError (its own words)."""
     marks = str(data.get(MARKS, ""))
     data = {name: value for name, value in data.items() if name != MARKS}
-    helpers = _Helpers(now, marks)
+    helpers = _Helpers(now)
     env = _environment(source, fuel, helpers)
     try:
-        return env.render_template("chat", **{name: frozen(value) for name, value in data.items()}), helpers.asked_clock
+        return env.render_template(
+            "chat", **{name: frozen(value, marks) for name, value in data.items()}
+        ), helpers.asked_clock
     except _Refused as e:
         raise TemplateError(str(e)) from None
     except TemplateError:
@@ -116,11 +122,14 @@ def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environ
         tests=TESTS,
         globals={
             "raise_exception": helpers.raise_exception, "strftime_now": helpers.strftime_now, UNDEFINED: MISSING,
+            NULL: null,
         },
         finalizer=helpers.shown,
     )  # fmt: skip
     for name in NOT_JINJAS:
         env.remove_global(name)
+    for name in NOT_ITS_FILTERS:
+        env.remove_filter(name)
     try:
         env.add_template("chat", source)
     except minijinja.TemplateError as e:
