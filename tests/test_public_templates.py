@@ -14,6 +14,7 @@ from jinja_oracle import BOS, EOS, NOW, Refused, reference
 from glassbox.errors import TemplateError
 from glassbox.text import template
 from glassbox.text.template import ChatTemplate, Rendered
+from glassbox.weights.gguf import Gguf
 
 FOLDER = Path(__file__).parent / "data" / "templates"
 SOURCES = {p.name.removesuffix(".jinja"): p.read_text(encoding="utf-8") for p in sorted(FOLDER.glob("*.jinja"))}
@@ -177,3 +178,9 @@ def test_a_float_stays_one() -> None:
     )
     args = {"a": 1.0, "b": 1, "c": -0.5, "d": True, "e": [1.0, 2, "x'"], "f": 0.0, "g": {"h": 3.0}}
     assert agree(source, [{"role": "user", "content": "x", "args": args}])
+
+
+@pytest.mark.model
+def test_the_template_in_a_models_file(smollm2_gguf: Gguf) -> None:
+    source = smollm2_gguf.metadata["tokenizer.chat_template"]
+    assert sum(agree(source, talk, **how) for talk in TALKS.values() for how in WAYS.values()) > 100

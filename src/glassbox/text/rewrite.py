@@ -2,9 +2,8 @@
 
 The two differ in small things that templates of models use: what escapes say, methods of strings, tests of what is not
 there, loops over null, floats that go through filters of ours. Each is mended by an edit of a few tokens, so that all
-else stays as it is written; what jinja2 does not know, or means otherwise and cannot be mended, is refused by name. But:
-it checks no grammar, which is left to minijinja, and two things stay laxer than jinja2, which raises an error there:
-`x in text` where x is no text, and comparing the order of unlike kinds.
+else stays as it is written; what jinja2 does not know, or means otherwise and cannot be mended, is refused by name.
+But: it checks no grammar, which is left to minijinja. Where ours stays laxer than jinja2: docs/templates.md.
 """
 
 from __future__ import annotations
