@@ -197,6 +197,21 @@ def test_special_tokens_that_only_the_config_calls_so(folders: Path) -> None:
     assert tokenizer.encode("a</s>", specials=True, add_special=False).kinds == ("normal", "control")
 
 
+def test_cuts_between_authors_do_not_change_ids(folders: Path) -> None:
+    engine = MAKERS["flags"]()
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "authors", engine))
+    r = random.Random(3)
+    some = ["<|user|>", "<|l|>", "<s>", " ", "  ", "\n", "hi", " many", "<tool>", "caf\u00e9", "\u00a0x"]
+    for _ in range(2000):
+        texts = ["".join(r.choices(some, k=r.randint(0, 4))) for _ in range(4)]
+        segments = [Segment(f"message {i}", None, t, trusted=i % 2 == 0) for i, t in enumerate(texts)]
+        for s in segments[1::2]:  # the others hold no special token
+            texts[segments.index(s)] = s.text.replace("<|user|>", "").replace("<|l|>", "").replace("<s>", "")
+        segments = [Segment(f"message {i}", None, t, trusted=i % 2 == 0) for i, t in enumerate(texts)]
+        e = tokenizer.encode_segments(segments, add_special=False)
+        assert list(e.ids) == engine.encode("".join(texts), add_special_tokens=False).ids, texts
+
+
 def test_a_turn_marker_that_the_file_calls_ordinary_is_not_forged(folders: Path) -> None:
     data = json.loads(_byte_level().to_str())
     data["added_tokens"] = [t | {"special": t["content"] == "<s>"} for t in data["added_tokens"]]
