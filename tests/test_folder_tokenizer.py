@@ -93,6 +93,7 @@ def test_user_text_makes_no_special_token(both: tuple[str, Engine, Tokenizer]) -
         assert tokenizer.decode(e.ids) in (f"x{name} y{name}", f" x{name} y{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["byte-level", "spm-first"])
 def test_long_inputs_take_linear_time(name: str, folders: Path) -> None:
     tokenizer = Tokenizer.from_folder(write_folder(folders / f"long-{name}", MAKERS[name]()))
