@@ -14,7 +14,7 @@ import pytest
 import sentencepiece
 from text_corpus import corpus
 from tokenizers import Tokenizer as Engine
-from trained import MAKERS, SPECIAL, _byte_level, gguf_of, train_spm, write_folder
+from trained import MAKERS, SPECIAL, _byte_level, charsmap_of, gguf_of, train_spm, write_folder
 
 from glassbox.errors import ModelFormatError, PromptError, Unsupported
 from glassbox.text.segments import Segment
@@ -61,7 +61,9 @@ def test_ids_are_the_librarys(both: tuple[str, Engine, Tokenizer]) -> None:
         back += not e.lossy and not e.notes and tokenizer.decode(e.ids, specials=True) == line
     assert list(tokenizer.encode("a b").ids) == engine.encode("a b").ids  # with BOS, where the file wants one
     # Most lines come back whole; the others are changed by the tokenizer's own rules, and say so.
-    assert back > {"unigram": 300, "unigram-bytes": 600, "byte-level-prefix": 50}.get(name, 1700)
+    assert back > {"unigram": 300, "unigram-bytes": 600, "unigram-precompiled": 600, "byte-level-prefix": 50}.get(
+        name, 1700
+    )
 
 
 def test_what_is_not_noted_comes_back(both: tuple[str, Engine, Tokenizer]) -> None:
@@ -91,6 +93,7 @@ def test_user_text_makes_no_special_token(both: tuple[str, Engine, Tokenizer]) -
         assert tokenizer.decode(e.ids) in (f"x{name} y{name}", f" x{name} y{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["byte-level", "spm-first"])
 def test_long_inputs_take_linear_time(name: str, folders: Path) -> None:
     tokenizer = Tokenizer.from_folder(write_folder(folders / f"long-{name}", MAKERS[name]()))
@@ -197,6 +200,21 @@ def test_special_tokens_that_only_the_config_calls_so(folders: Path) -> None:
     assert tokenizer.encode("a</s>", specials=True, add_special=False).kinds == ("normal", "control")
 
 
+def test_cuts_between_authors_do_not_change_ids(folders: Path) -> None:
+    engine = MAKERS["flags"]()
+    tokenizer = Tokenizer.from_folder(write_folder(folders / "authors", engine))
+    r = random.Random(3)
+    some = ["<|user|>", "<|l|>", "<s>", " ", "  ", "\n", "hi", " many", "<tool>", "caf\u00e9", "\u00a0x"]
+    for _ in range(2000):
+        texts = ["".join(r.choices(some, k=r.randint(0, 4))) for _ in range(4)]
+        segments = [Segment(f"message {i}", None, t, trusted=i % 2 == 0) for i, t in enumerate(texts)]
+        for s in segments[1::2]:  # the others hold no special token
+            texts[segments.index(s)] = s.text.replace("<|user|>", "").replace("<|l|>", "").replace("<s>", "")
+        segments = [Segment(f"message {i}", None, t, trusted=i % 2 == 0) for i, t in enumerate(texts)]
+        e = tokenizer.encode_segments(segments, add_special=False)
+        assert list(e.ids) == engine.encode("".join(texts), add_special_tokens=False).ids, texts
+
+
 def test_a_turn_marker_that_the_file_calls_ordinary_is_not_forged(folders: Path) -> None:
     data = json.loads(_byte_level().to_str())
     data["added_tokens"] = [t | {"special": t["content"] == "<s>"} for t in data["added_tokens"]]
@@ -216,6 +234,7 @@ def test_a_turn_marker_that_the_file_calls_ordinary_is_not_forged(folders: Path)
         ({"model": {"type": "BPE", "vocab": {"a\ud800": 0}, "merges": []}}, "surrogate"),
         ({"model": None}, "must be an object"),
         ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "entry 0 is no"),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "no compiled character map"),
         ({"normalizer": {"type": "Nothing"}}, "tokenizers library refuses"),
         ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}}, "library refuses"),
         ({"decoder": {"type": "WordPiece"}}, "decoder 'WordPiece'"),
@@ -334,7 +353,7 @@ def test_our_own_pieces_are_sentencepieces(name: str) -> None:
     library = sentencepiece.SentencePieceProcessor(model_proto=data)
     flags: dict[str, Any] = {"model": "t5"} if name.startswith("unigram") else {}
     if options.get("normalization_rule_name") != "identity":
-        flags |= {"remove_extra_whitespaces": True, "precompiled_charsmap": list(_charsmap(data))}
+        flags |= {"remove_extra_whitespaces": True, "precompiled_charsmap": list(charsmap_of(data))}
     tokenizer = Tokenizer.from_gguf(gguf_of(data, space_prefix=options.get("add_dummy_prefix", True), **flags))
     ties = 0
     for line in LINES:
@@ -345,12 +364,6 @@ def test_our_own_pieces_are_sentencepieces(name: str) -> None:
         ties += list(e.ids) != there
         check_accounts(tokenizer, e)
     assert ties < 40
-
-
-def _charsmap(data: bytes) -> bytes:
-    from glassbox.text.spm_file import _fields
-
-    return dict(_fields(dict(_fields(data))[3]))[2]
 
 
 def test_a_broken_model_file_is_refused(tmp_path: Path) -> None:

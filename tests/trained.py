@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import sentencepiece
 from text_corpus import corpus
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from glassbox.text.spm_file import _fields
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -101,12 +104,26 @@ def _whole_words() -> Tokenizer:
     return Tokenizer.from_str(json.dumps(data))
 
 
+def charsmap_of(data: bytes) -> bytes:
+    """The compiled character map inside a sentencepiece model."""
+    return dict(_fields(dict(_fields(data))[3]))[2]
+
+
+def _precompiled() -> Tokenizer:
+    """With sentencepiece's own NFKC map, as converted unigram models have it."""
+    data = json.loads(_unigram(True).to_str())
+    blob = base64.b64encode(charsmap_of(train_spm("unigram"))).decode()
+    data["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": blob}
+    return Tokenizer.from_str(json.dumps(data))
+
+
 MAKERS = {
     "byte-level": lambda: _byte_level(), "byte-level-nfc": lambda: _byte_level(nfc=True),
     "byte-level-prefix": lambda: _byte_level(prefix=True), "spm-prepend": lambda: _spm_like("prepend"),
     "spm-first": lambda: _spm_like("first"), "spm-always": lambda: _spm_like("always"),
     "spm-never": lambda: _spm_like("never"), "unigram": lambda: _unigram(False),
     "unigram-bytes": lambda: _unigram(True), "flags": _with_flags, "whole-words": _whole_words,
+    "unigram-precompiled": _precompiled,
 }  # fmt: skip
 
 

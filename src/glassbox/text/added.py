@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from glassbox.text.matcher import Matcher
+from glassbox.text.matcher import Accept, Matcher
 
 # White space and word characters as the reference's regular expressions have them (Python's count U+001C to U+001F).
 _SPACES = re.compile(r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
@@ -40,34 +40,28 @@ class AddedMatcher:
     def __init__(self, tokens: Collection[Added]) -> None:
         self._by_id = {t.id: t for t in tokens}
         self._matcher = Matcher({t.content: t.id for t in tokens})
-        self.flagged = any(t.single_word or t.lstrip or t.rstrip for t in tokens)
 
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
-
-    def cut(self, text: str) -> Iterator[tuple[str, int | None]]:
+    def cut(self, text: str, accept: Accept | None = None) -> Iterator[tuple[str, int | None]]:
         """The parts of `text` in order, none empty: (part, id), and (part, None) for what lies between."""
-        if not self.flagged:
-            yield from self._matcher.cut(text)
-            return
-        done = at = 0
-        for part, token in self._matcher.cut(text):
-            begin, end = at, at + len(part)
-            at = end
-            if token is None or begin < done or not self._stands_alone(text, begin, end, token):
-                continue
+        found = [m for m in self._matcher.find(text, accept) if self._stands_alone(text, *m)]
+        limits = [*(begin for begin, _, _ in found[1:]), len(text)]
+        done = 0
+        for (begin, end, token), limit in zip(found, limits, strict=False):
             flags = self._by_id[token]
-            if flags.lstrip:
-                while begin > done and _SPACES.fullmatch(text[begin - 1]):
-                    begin -= 1
-            if flags.rstrip and (match := _SPACES.match(text, end)):
-                end = match.end()
+            while flags.lstrip and begin > done and _SPACES.fullmatch(text[begin - 1]):
+                begin -= 1
+            if flags.rstrip and (spaces := _SPACES.match(text, end)):
+                end = min(spaces.end(), limit)  # white space that is a token itself stays one
             if begin > done:
                 yield text[done:begin], None
             yield text[begin:end], token
             done = end
         if done < len(text):
             yield text[done:], None
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token counts only where trusted text wrote it."""
+        return self._by_id[token].special
 
     def _stands_alone(self, text: str, begin: int, end: int, token: int) -> bool:
         if not self._by_id[token].single_word:

@@ -6,9 +6,9 @@ them count. Kinds: byte-level BPE, SentencePiece-like BPE, unigram. Others are r
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,21 +17,12 @@ from tokenizers import models
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.text.added import MARKER, Added
+from glassbox.text.library import library
+from glassbox.text.normalise import Charsmap
 from glassbox.text.vocab import MAX_PIECE, SPACE, Kind, Style, Vocab, byte_named
 
 MODELS = ("BPE", "Unigram")
 Object = Mapping[str, Any]
-
-
-@contextmanager
-def library(field: str) -> Iterator[None]:
-    """The library raises plain Exception, or a panic that is no Exception at all, for what it cannot read."""
-    try:
-        yield
-    except (ModelFormatError, Unsupported, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as e:
-        raise ModelFormatError(f"the tokenizers library refuses it: {e}".splitlines()[0][:200], field=field) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +233,23 @@ def _stages(data: Object) -> tuple[Any, tuple[Any, Any]]:
         with library("normalizer, pre_tokenizer"):
             return Engine.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": empty, **stages, **rest}))
 
+    for step in _steps(data.get("normalizer"), "normalizers"):
+        if step.get("type") == "Precompiled":
+            _check_charsmap(step.get("precompiled_charsmap"))
     cutter = data.get("pre_tokenizer")
     first, later = build(_spaced(cutter, "always")), build(_spaced(cutter, "never"))
     return first.normalizer, (first.pre_tokenizer, later.pre_tokenizer)
+
+
+def _check_charsmap(value: Any) -> None:
+    """The library dies of a map that it cannot read, with a page of text on the terminal."""
+    field = "normalizer.precompiled_charsmap"
+    try:
+        blob = base64.b64decode(value, validate=True)
+        blob[4 + int.from_bytes(blob[:4], "little") :].decode()
+    except (ValueError, TypeError):
+        raise ModelFormatError("is no compiled character map", field=field) from None
+    Charsmap(blob, field)
 
 
 def _spaced(cutter: Any, first: str) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+Accept = Callable[[int, int, int], bool]  # begin, end, id
 
 
 class Matcher:
@@ -21,22 +23,24 @@ class Matcher:
     def cut(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The parts of `text` in order, none empty: (piece, id), and (text, None) for what lies between."""
         at = 0
-        for start, piece in self._matches(text):
-            if start > at:
-                yield text[at:start], None
-            yield piece, self._pieces[piece]
-            at = start + len(piece)
+        for begin, end, token in self.find(text):
+            if begin > at:
+                yield text[at:begin], None
+            yield text[begin:end], token
+            at = end
         if at < len(text):
             yield text[at:], None
 
-    def _matches(self, text: str) -> Iterator[tuple[int, str]]:
+    def find(self, text: str, accept: Accept | None = None) -> Iterator[tuple[int, int, int]]:
+        """(begin, end, id) of each piece; one that is not accepted there is no piece there."""
         at = 0
-        while self._firsts and (begin := self._firsts.search(text, at)):
-            at = begin.start()
+        while self._firsts and (first := self._firsts.search(text, at)):
+            at = first.start()
             for n in self._lengths[text[at]]:
-                if (piece := text[at : at + n]) in self._pieces:
-                    yield at, piece
-                    at += len(piece)
+                token = self._pieces.get(text[at : at + n])
+                if token is not None and (accept is None or accept(at, at + n, token)):
+                    yield at, at + n, token
+                    at += n
                     break
             else:
                 at += 1

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from glassbox.errors import ModelFormatError
 from glassbox.text.encoded import Encoded
+from glassbox.text.library import library
 from glassbox.text.vocab import SPACE
 
 Places = list[tuple[int, int]]  # for each character of the changed text: first and last byte of what it came from
@@ -117,12 +118,14 @@ class LibraryNormaliser:
 
     def change(self, text: str) -> str:
         """The changed text."""
-        return str(self._rules.normalize_str(text))
+        with library("normalizer"):
+            return str(self._rules.normalize_str(text))
 
     def places(self, text: str) -> Places:
         """For each character of the changed text, the bytes of `text` it came from."""
         bytes_before = list(accumulate((len(c.encode()) for c in text), initial=0))
-        offsets = self._engine.encode(text, add_special_tokens=False).offsets
+        with library("normalizer"):
+            offsets = self._engine.encode(text, add_special_tokens=False).offsets
         return [(bytes_before[a], bytes_before[b]) for a, b in offsets]
 
 

@@ -8,7 +8,7 @@ whoever wrote its parts, so that the ids are those of the joined text. It does n
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,9 +36,6 @@ TURN_ENDS = (
     "<|eot|>", "<|end_of_turn|>", "<|END_OF_TURN_TOKEN|>", "<end_of_utterance>", "<|return|>", "<EOT>",
     "<｜end▁of▁sentence｜>",
 )  # fmt: skip
-
-
-Cutter = Matcher | AddedMatcher
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,7 +69,9 @@ class Tokenizer:
         self.vocab: Vocab = facts.vocab
         self.assumptions = list(facts.assumptions)
         self.bos_id = facts.special.get("bos")
-        self._control, self._user = _matchers(facts)
+        self._control = Matcher(self.vocab.of_kind("control"))
+        self._user = Matcher({self.vocab.bytes_of(t).decode(): t for t in self.vocab.of_kind("user").values()})
+        self._added = _added_of(facts)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -231,16 +230,32 @@ class Tokenizer:
 
     def _parts(self, segments: Sequence[Segment]) -> Iterator[tuple[str, int | None, bool]]:
         """(text, id, whether it is special) in order; None for plain text."""
+        if self._added is not None:
+            yield from self._cut_added(segments, self._added)
+            return
         for run, special in self._runs(segments):
             if special is not None:
                 yield run, special, True
             else:
                 yield from ((part, token, False) for part, token in self._cut_user(run))
 
+    def _cut_added(self, segments: Sequence[Segment], added: AddedMatcher) -> Iterator[tuple[str, int | None, bool]]:
+        """Tokens with flags are looked for in the whole text, since white space of any author may be part of them."""
+        ends = list(accumulate(len(s.text) for s in segments))
+        text = "".join(s.text for s in segments)
+
+        def accept(begin: int, end: int, token: int) -> bool:
+            if not added.is_special(token):
+                return True
+            return all(s.trusted for s in segments[bisect_right(ends, begin) : bisect_left(ends, end) + 1])
+
+        for part, token in added.cut(text, accept):
+            yield part, token, token is not None and added.is_special(token)
+
     def _cut_user(self, run: str) -> Iterator[tuple[str, int | None]]:
         """User-defined pieces, and what lies between. SentencePiece takes U+2581 for a space here too."""
         at = 0
-        as_space = self.facts.added is None and self.vocab.style == "sentencepiece"
+        as_space = self.vocab.style == "sentencepiece"
         for part, token in self._user.cut(run.replace(SPACE, " ") if as_space else run):
             yield run[at : at + len(part)], token
             at += len(part)
@@ -279,22 +294,18 @@ class Tokenizer:
         return [(self.bos_id, 0, 0)], (f"the text begins with the letters {self.bos}, beside the BOS",) * twice
 
 
-def _matchers(facts: Facts) -> tuple[Cutter, Cutter]:
-    """What is cut out of trusted text only, and of all text."""
-    vocab = facts.vocab
+def _added_of(facts: Facts) -> AddedMatcher | None:
+    """All that is cut out of a text, where tokens have flags; None: they have none, as in most GGUF files."""
+    vocab, control = facts.vocab, facts.vocab.of_kind("control")
+    if facts.added is None and not facts.rstrip:
+        return None
     if facts.added is None:
-        user = {vocab.bytes_of(t).decode(): t for t in vocab.of_kind("user").values()}
-        control = vocab.of_kind("control")
-        if not facts.rstrip:
-            return Matcher(control), Matcher(user)
         flagged = [Added(t, piece, special=True, rstrip=t in facts.rstrip) for piece, t in control.items()]
-        return AddedMatcher(flagged), Matcher(user)
+        user = [Added(t, vocab.bytes_of(t).decode(), special=False) for t in vocab.of_kind("user").values()]
+        return AddedMatcher([*flagged, *user])
     known = {t.id for t in facts.added}
-    more = [Added(t, piece, special=True) for piece, t in vocab.of_kind("control").items() if t not in known]
-    return (
-        AddedMatcher([*(t for t in facts.added if t.special), *more]),
-        AddedMatcher([t for t in facts.added if not t.special and not t.normalized]),
-    )
+    more = [Added(t, piece, special=True) for piece, t in control.items() if t not in known]
+    return AddedMatcher([*(t for t in facts.added if t.special or not t.normalized), *more])
 
 
 def _inexpressible(text: str, data: bytes, offset: int) -> str:
