@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import platformdirs
 
 from glassbox.errors import KernelError
+from glassbox.model.kernels.program import APART
 
 SOURCES = (
     "simd",
@@ -34,6 +35,7 @@ SOURCES = (
     "words",
     "formats",
     "matmul",
+    "products",
     "attention",
     "elementwise",
     "packing",
@@ -208,9 +210,12 @@ def compile_to(path: Path) -> None:
     import llvmlite.binding as llvm
     from numba.core import types
 
-    from glassbox.model.kernels import rows, team
+    from glassbox.model.kernels import packing, products, rows, team
 
-    functions = dict(zip(ENTRIES, (team.run, team.serve, rows.weigh, rows.xxh64), strict=True))
+    functions = dict(zip(APART, (products.product_one, products.decode_rows, packing.pack_tiles), strict=True))
+    functions |= dict(zip(ENTRIES, (team.run, team.serve, rows.weigh, rows.xxh64), strict=True))
+    for name in APART:
+        llvm.add_symbol(name, 1)  # numba links what it compiles; nothing is called here
     module = None
     for name, function in functions.items():
         kinds = (types.int64,) * function.py_func.__code__.co_argcount

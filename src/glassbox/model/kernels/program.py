@@ -35,6 +35,9 @@ GROUP: of layers, whose pages are used; slots of experts. MORE: a second float32
 ) = range(19)  # fmt: skip
 HEADER = 19
 
+# --- what the team calls by name: how many int64 each takes (products.py, packing.py) -----------------------------
+APART = {"glassbox_product_one": 7, "glassbox_decode_rows": 5, "glassbox_pack_tiles": 7}
+
 # --- how work is cut (no effect on any value) -------------------------------------------------------------------
 UNIT_WEIGHTS = 32768  # weights · tokens in a unit of a product: some microseconds
 TOKEN_BLOCK = 4  # tokens in a unit of what is done row by row

@@ -61,6 +61,11 @@ def word_of(result, *arguments):
     return wrap
 
 
+def external(name, count):
+    """A function of `count` int64 that is linked by its name."""
+    return types.ExternalFunction(name, types.int64(*[types.int64] * count))
+
+
 def _at(builder, address, kind):
     return builder.inttoptr(address, kind.as_pointer())
 
