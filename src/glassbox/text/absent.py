@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from glassbox.errors import PromptError
 from glassbox.text.detokenize import Detokenizer
+from glassbox.text.encoded import Word
 from glassbox.text.segments import Segment
 from glassbox.text.templates import Templates
 from glassbox.text.tokenizer import Encoding, Tokenizer
@@ -28,6 +29,10 @@ class NoTokenizer(Tokenizer):
         return "<NoTokenizer>"
 
     def encode_segments(self, segments: Sequence[Segment], *, add_special: bool = True) -> Encoding:
+        """Raises PromptError."""
+        raise PromptError(WHY)
+
+    def explain(self, text: str, *, specials: bool = False) -> tuple[str, list[Word]]:
         """Raises PromptError."""
         raise PromptError(WHY)
 
