@@ -11,6 +11,7 @@ costs more than the exponentials do, and nobody needs more than the weights of t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,6 +40,8 @@ class Distribution:
     bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
     sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
+    base: Distribution | None = None  # the one that cutting the tail began with; None: this one
+    notes: Mapping[str, float] = field(default_factory=dict)  # what the step that made this measured; `changed` logits
 
     @classmethod
     def weigh(
@@ -87,7 +90,52 @@ class Distribution:
             return Distribution.weigh(logits, vocab=self.vocab, ids=ids, beta=self.beta, is_sorted=is_sorted)
         rest, weighted_z = _sums(logits, top, self.shift, self.beta)
         ranking = Ranking(logits, is_sorted=is_sorted)
-        return Distribution(self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking, parent=self)
+        return Distribution(
+            self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking,
+            parent=self, base=self.base or self,
+        )  # fmt: skip
+
+    def narrowed(self, positions: I64) -> Distribution:
+        """Only these positions (ascending), as a constraint: what cuts the tail begins with what this gives."""
+        return replace(self.keep(positions, is_sorted=self.ranking.is_sorted), base=None)
+
+    def noted(self, **notes: float) -> Distribution:
+        return replace(self, notes=notes)
+
+    def scaled_at(self, positions: I64) -> F32 | F64:
+        """logit / T: float32, as the model gave it, while T is 1; else float64."""
+        logits = self.logits[positions]
+        return logits if self.beta == 1.0 else logits.astype(np.float64) * self.beta
+
+    def rewritten(self, positions: I64, scaled: F32 | F64) -> Distribution:
+        """With these in place of what `scaled_at` gives there; weighed anew, at T = 1 from here on."""
+        changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
+        if not changed:
+            return self.noted(changed=0)
+        logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
+        logits[positions] = scaled
+        ids = self.ids
+        if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
+            order = np.argsort(ids)
+            ids, logits = ids[order], logits[order]
+        return Distribution.weigh(logits, vocab=self.vocab, ids=ids).noted(changed=changed)
+
+    def among(self, ids: I64) -> I64:
+        """The positions of those of these ids that are alive, ascending."""
+        if self.ids is None:
+            return np.unique(ids)
+        listed = np.zeros(self.vocab, dtype=np.bool_)
+        listed[ids] = True
+        return np.flatnonzero(listed[self.ids])
+
+    def without(self, ids: I64) -> Distribution:
+        """These ids are gone. Itself if none of them is alive."""
+        gone = self.among(ids)
+        if not len(gone):
+            return self
+        stay = np.ones(self.size, dtype=np.bool_)
+        stay[gone] = False
+        return self.narrowed(np.flatnonzero(stay))
 
     @property
     def size(self) -> int:
