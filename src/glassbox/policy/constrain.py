@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -60,12 +61,16 @@ class AllowedIds:
     argmax_invariant: ClassVar[bool] = False
     ids: tuple[int, ...]
 
+    @cached_property
+    def listed(self) -> I64:
+        return np.array(self.ids, dtype=np.int64)
+
     @property
     def params(self) -> Mapping[str, float]:
         return {"ids": len(self.ids)}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        stay = before.among(known_ids("allowed_ids", self.ids, before.vocab))
+        stay = before.among(known_ids("allowed_ids", self.listed, before.vocab))
         return before if len(stay) == before.size else before.narrowed(stay)
 
 
@@ -80,12 +85,16 @@ class BannedIds:
     argmax_invariant: ClassVar[bool] = False
     ids: tuple[int, ...]
 
+    @cached_property
+    def listed(self) -> I64:
+        return np.array(self.ids, dtype=np.int64)
+
     @property
     def params(self) -> Mapping[str, float]:
         return {"ids": len(self.ids)}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        return before.without(known_ids("banned_ids", self.ids, before.vocab))
+        return before.without(known_ids("banned_ids", self.listed, before.vocab))
 
 
 @dataclass(frozen=True)

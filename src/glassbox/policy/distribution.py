@@ -21,6 +21,7 @@ from glassbox.model.kernels.build import load
 from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64, Sums
 
+_FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -122,11 +123,11 @@ class Distribution:
 
     def among(self, ids: I64) -> I64:
         """The positions of those of these ids that are alive, ascending."""
-        if self.ids is None:
+        if self.ids is None and len(ids) <= _FEW:
             return np.unique(ids)
         listed = np.zeros(self.vocab, dtype=np.bool_)
         listed[ids] = True
-        return np.flatnonzero(listed[self.ids])
+        return np.flatnonzero(listed if self.ids is None else listed[self.ids])
 
     def without(self, ids: I64) -> Distribution:
         """These ids are gone. Itself if none of them is alive."""
