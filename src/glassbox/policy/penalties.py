@@ -135,7 +135,7 @@ class NoRepeatNgram:
         seen = known_ids("prompt_ids or output_ids", past.everything, before.vocab)
         last = self.size - 1
         begin = np.arange(max(0, len(seen) - last))  # where an n-gram can begin
-        for j in range(last):
+        for j in range(last if len(begin) else 0):
             begin = begin[seen[begin + j] == seen[len(seen) - last + j]]
         gone = seen[begin + last]
         return before.without(gone).noted(banned=len(np.unique(gone)))

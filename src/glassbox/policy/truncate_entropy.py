@@ -22,8 +22,8 @@ from glassbox.policy.step import Past
 from glassbox.policy.truncate import TOP_P_TOLERANCE, at_least
 
 CUT_TOLERANCE = 1e-9
-"""Epsilon and eta compare log p, top-h a sum of entropy in nats, and both forgive this much: more than float64 loses
-over any vocabulary, less than anybody means by a cutoff."""
+"""Epsilon and eta compare log p, top-h a sum of entropy in nats, and forgive this much; top-n-sigma and XTC forgive
+this part of their threshold. It is more than float64 loses over any vocabulary and less than anybody means."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Eta:
 
 @dataclass(frozen=True)
 class TopNSigma:
-    """keep every token with logit_i >= max - n sigma, sigma the standard deviation of the logits that are alive
+    """keep every token with logit_i >= max - n sigma (1 + 1e-9), sigma the standard deviation of the logits alive
 
     Source: Tang et al., "Top-nσ: Eliminating Noise in Logit Space for Robust Token Sampling of LLM", ACL 2025
     """
@@ -114,7 +114,9 @@ class TopNSigma:
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         # Of logits, not of z: a temperature divides both sides alike. Off the best, so no digits are lost.
         sigma = float((before.logits.astype(np.float64) - before.shift).std())
-        return at_least(before, -self.n * sigma * before.beta, 1).noted(sigma=sigma * before.beta)
+        return at_least(before, -self.n * sigma * before.beta * (1.0 + CUT_TOLERANCE), 1).noted(
+            sigma=sigma * before.beta
+        )
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,8 @@ class TopH:
 
 @dataclass(frozen=True)
 class Xtc:
-    """with probability xtc_probability (when u < it) remove every token with p_i >= xtc_threshold but the least likely
-    of them; u is Philox of (seed, sequence, position) with purpose 1
+    """with probability xtc_probability (when u < it) remove every token with p_i >= xtc_threshold (1 - 1e-9) but the
+    least likely of them; u is Philox of (seed, sequence, position) with purpose 1
 
     Source: p-e-w, "Exclude Top Choices (XTC)", text-generation-webui#6335
     """
@@ -178,7 +180,7 @@ class Xtc:
 
     def _top(self, before: Distribution) -> int:
         """How many have p >= threshold."""
-        least = self.threshold * before.total
+        least = self.threshold * (1.0 - CUT_TOLERANCE) * before.total
         for order in before.ranking.growing():
             count = int(np.count_nonzero(before.weights_at(order) >= least))
             if count < len(order):
