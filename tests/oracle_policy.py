@@ -73,7 +73,7 @@ class State:
         self.logits = {i: float(x) for i, x in enumerate(logits) if x > -math.inf}
         self.t, self.wide, self.u = 1.0, False, u
         self.prompt, self.output = list(prompt), list(output)
-        self.whole: dict[int, float] | None = None  # weights when the tail was first cut
+        self.whole: dict[int, float] | None = None  # p when the tail was first cut
 
     def order(self) -> list[int]:
         return sorted(self.logits, key=lambda i: (-self.logits[i], i))
@@ -88,7 +88,7 @@ class State:
     def change(self, new: dict[int, float]) -> None:
         """Of logits as they stand under the temperature."""
         self.logits = {**self.scaled(), **new}
-        self.wide, self.t = self.wide or self.t != 1.0, 1.0
+        self.wide, self.t, self.whole = self.wide or self.t != 1.0, 1.0, None
 
     def scaled(self) -> dict[int, float]:
         return {i: x / self.t if self.t != 1.0 else x for i, x in self.logits.items()}
@@ -104,6 +104,14 @@ class State:
 
 def step(s: State, name: str, v: dict[str, Any]) -> None:
     """One step, in place. v: the parameters of a policy."""
+    alive, best = len(s.logits), s.order()[0]
+    _step(s, name, v)
+    constraint = name.endswith(("_ids", "_sequences", "_ngram", "_tokens"))
+    if best not in s.logits or (constraint and len(s.logits) < alive):
+        s.whole = None
+
+
+def _step(s: State, name: str, v: dict[str, Any]) -> None:
     both = s.prompt + s.output
     if name == "forced_ids":
         if len(s.output) < len(v["forced_ids"]):
@@ -190,6 +198,10 @@ def cut(s: State, name: str, v: dict[str, Any]) -> None:
     """Temperatures and what cuts the tail."""
     order, p, least = s.order(), s.p(), v.get("min_keep", 1)
     h = entropy(p)
+    if name == "temperature":
+        s.whole = None
+    elif s.whole is None:
+        s.whole = p
     if name == "temperature" and v["temperature"] == 0:
         s.keep(order[:1])
     elif name == "temperature" and v.get("dynatemp_range"):
@@ -202,7 +214,8 @@ def cut(s: State, name: str, v: dict[str, Any]) -> None:
         edge = s.logits[order[min(v["top_k"], len(order)) - 1]]
         s.keep([i for n, i in enumerate(order) if n < v["top_k"] or (v.get("top_k_ties") and s.logits[i] == edge)])
     elif name == "top_p":
-        s.keep({*_nucleus(order, p, v["top_p"]), *order[:least]})
+        measured = s.whole if v.get("top_p_joint") and s.whole else p
+        s.keep({*_nucleus(order, measured, v["top_p"]), *order[:least]})
     elif name == "min_p":
         bound = math.log(v["min_p"]) * (1 + MIN_P_TOLERANCE)
         s.keep({*(i for i in order if (s.logits[i] - s.logits[order[0]]) / s.t >= bound), *order[:least]})

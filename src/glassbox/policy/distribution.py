@@ -112,7 +112,7 @@ class Distribution:
         """With these in place of what `scaled_at` gives there; weighed anew, at T = 1 from here on."""
         changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
         if not changed:
-            return self.noted(changed=0)
+            return replace(self, notes={"changed": 0}, base=None)
         logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
         logits[positions] = scaled
         ids = self.ids
