@@ -84,14 +84,14 @@ def test_no_two_engines_agree() -> None:
                "typical epsilon eta"),
         ("vllm", "allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty "
                  "presence_penalty temperature min_p top_k top_p"),
-        ("sglang", "frequency_penalty min_tokens presence_penalty repetition_penalty logit_bias temperature top_k top_p "
-                   "min_p"),
+        ("sglang", "frequency_penalty min_tokens presence_penalty repetition_penalty logit_bias temperature top_k "
+                   "top_p min_p"),
         ("llama.cpp", "logit_bias repetition_penalty frequency_penalty presence_penalty dry top_n_sigma top_k typical "
                       "top_p min_p xtc temperature"),
         ("mlx", "logit_bias repetition_penalty presence_penalty frequency_penalty top_p min_p xtc top_k temperature"),
         ("tgi", "repetition_penalty frequency_penalty temperature top_k top_p typical"),
-        ("glassbox", "allowed_ids banned_ids min_tokens logit_bias repetition_penalty frequency_penalty presence_penalty "
-                     "dry temperature top_k top_p min_p typical epsilon eta top_n_sigma xtc"),
+        ("glassbox", "allowed_ids banned_ids min_tokens logit_bias repetition_penalty frequency_penalty "
+                     "presence_penalty dry temperature top_k top_p min_p typical epsilon eta top_n_sigma xtc"),
     ],
 )  # fmt: skip
 def test_orders_are_the_documented_ones(name: str, order: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class LedgerRow:
     entropy: float  # nats, after
     top: tuple[tuple[int, float], ...]  # (id, probability), the best TOP after
     argmax_changed: bool
-    entropy_before: float | None = field(default=None, compare=False)  # it is the row before's; None: not known
+    entropy_before: float | None = None  # the row before's; None: not known
 
     @property
     def perplexity(self) -> float:
