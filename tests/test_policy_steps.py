@@ -360,6 +360,7 @@ _logit = st.one_of(_grid, st.integers(-3, 3).map(float), st.just(-math.inf))
 _logits = st.lists(_logit, min_size=_N, max_size=_N).map(lambda x: np.array(x, dtype=np.float32))
 # Ties go to the lower id, whatever it is called.
 _distinct = st.lists(_grid, min_size=_N, max_size=_N, unique=True).map(lambda x: np.array(x, dtype=np.float32))
+_fine = st.floats(-2, 2).map(lambda x: round(x * 1024) / 1024)
 _id = st.integers(0, _N - 1)
 _history = st.lists(st.integers(0, 5), max_size=12)
 _p = st.floats(0.01, 0.99)
@@ -376,18 +377,19 @@ _CHOICES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "no_repeat_ngram": st.fixed_dictionaries({"no_repeat_ngram_size": st.integers(1, 4)}),
     "min_tokens": st.fixed_dictionaries({"min_tokens": st.integers(1, 8), "eos_ids": st.just([2, 7])}),
     "logit_bias": st.fixed_dictionaries({
-        "logit_bias": st.dictionaries(_id, st.floats(-20, 20), min_size=1, max_size=4),
+        "logit_bias": st.dictionaries(_id, _fine, min_size=1, max_size=4),
     }),
     "repetition_penalty": st.fixed_dictionaries({"repetition_penalty": st.floats(0.5, 3), "repetition_scope": _scope}),
     "frequency_penalty": st.fixed_dictionaries({
-        "frequency_penalty": st.floats(-2, 2), "frequency_formula": st.sampled_from(["openai", "tgi"]),
+        "frequency_penalty": _fine, "frequency_formula": st.sampled_from(["openai", "tgi"]),
         "penalty_scope": st.just("output"),
     }),
     "presence_penalty": st.fixed_dictionaries({
-        "presence_penalty": st.floats(-2, 2), "penalty_scope": st.just("output"),
+        "presence_penalty": _fine, "penalty_scope": st.just("output"),
     }),
     "dry": st.fixed_dictionaries({
-        "dry_multiplier": st.floats(0.1, 2), "dry_base": st.floats(1, 3), "dry_allowed_length": st.integers(1, 3),
+        "dry_multiplier": _fine.map(abs).filter(bool), "dry_base": st.floats(1, 3),
+        "dry_allowed_length": st.integers(1, 3),
         "dry_sequence_breakers": st.lists(st.integers(0, 5), max_size=2), "dry_scope": _scope,
     }),
     "length_decay": st.fixed_dictionaries({
@@ -550,3 +552,59 @@ def test_neutral_values_change_nothing() -> None:
         no_repeat_ngram_size=0, dry_multiplier=0, xtc_probability=0, logit_bias={}, allowed_ids=range(50),
     )  # fmt: skip
     assert neutral.shape(logits, [1, 2], [3]).probs.tolist() == Policy().shape(logits).probs.tolist()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_whole_vocabulary_agrees_with_the_oracle(seed: int) -> None:
+    """Where sums are brought up to date rather than made anew, and where they cannot be."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal(5000) * 3).astype(np.float32)
+    best = np.argsort(-logits)[:20].tolist()
+    prompt, output = rng.integers(0, 5000, 300).tolist(), rng.integers(0, 5000, 100).tolist()
+    values: list[dict[str, Any]] = [
+        {"banned_ids": rng.integers(0, 5000, 50).tolist()}, {"banned_ids": best[:10]}, {"banned_ids": best[1:]},
+        {"logit_bias": dict.fromkeys(best, -30.0)}, {"logit_bias": {best[19]: 30.0}}, {"repetition_penalty": 1.3},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "temperature": 0.7, "top_p": 0.9},
+        {"logit_bias": dict.fromkeys(best[1:], -25.0), "banned_ids": [3, 4], "typical_p": 0.6, "top_k": 3000},
+    ]  # fmt: skip
+    for value in values:
+        policy = Policy(**value)
+        s = policy.shape(logits, prompt, output)
+        expected = oracle.stages(logits.tolist(), [n for n in DEFAULT_ORDER if policy.runs(n)], value, prompt, output)
+        for i, (stage, after) in enumerate(zip(s.stages, expected, strict=True)):
+            np.testing.assert_allclose(stage.dense(), [after.get(j, 0.0) for j in range(5000)], rtol=0, atol=1e-12)
+            assert s.ledger[i].entropy == pytest.approx(oracle.entropy(after), rel=1e-10)
+            if i:
+                assert s.ledger[i].mass_kept == pytest.approx(math.fsum(expected[i - 1][t] for t in after), abs=1e-12)
+                gone = set(expected[i - 1]) - set(after)
+                assert s.removed(i).tolist() == sorted(gone) and s.ledger[i].removed_count == len(gone)
+                likeliest = sorted(gone, key=lambda t: (-expected[i - 1][t], t))[:16]
+                assert list(s.ledger[i].removed_ids) == likeliest
+
+
+def test_top_lists_of_any_length_agree() -> None:  # C03-08, C03-10
+    logits = np.zeros(300, dtype=np.float32)
+    logits[[235, 118, 119, 117, 231]] = [5, 4.5, 4, 3.5, 3]
+    s = Policy(temperature=1.5, repetition_penalty=1.2).shape(logits, [118])
+    five = s.candidates(5)
+    assert [c.id for c in five] == [235, 118, 119, 117, 231]
+    assert s.candidates(3) == five[:3] and s.candidates(10)[:5] == five
+    assert math.fsum(c.p_raw for c in s.candidates(300)) == pytest.approx(1, abs=1e-12)
+    for position in range(30):
+        choice = choose(s, seed=11, position=position)
+        (listed,) = [c for c in s.candidates(8, include=[choice.id]) if c.id == choice.id]
+        assert math.log(listed.p_raw) == pytest.approx(choice.logprob_raw, abs=1e-12)
+        assert math.log(listed.p_final) == pytest.approx(choice.logprob_final, abs=1e-12)
+
+
+def test_sums_of_a_batch_change_no_bit() -> None:
+    logits = np.random.default_rng(5).standard_normal(3000).astype(np.float32)
+    for policy in (
+        Policy(banned_ids=[4]),
+        Policy(repetition_penalty=1.5, top_p=0.9),
+        Policy(temperature=0.5, top_p=0.9),
+    ):
+        raw = shape((), logits).final
+        sums = {beta: (lambda d: (d.rest, d.weighted_z))(raw.tempered(1 / beta)) for beta in policy.betas}
+        with_sums, alone = policy.shape(logits, [1, 2, 3], sums=sums), policy.shape(logits, [1, 2, 3])
+        assert with_sums.probs.tolist() == alone.probs.tolist() and with_sums.ledger == alone.ledger

@@ -22,6 +22,7 @@ from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
+_MOST_KEPT = 0.25  # of the weight beside the best: with so much left, a difference of sums is as good as a new one
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -42,6 +43,7 @@ class Distribution:
     sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
     base: Distribution | None = None  # the one that cutting the tail began with; None: this one
+    gone: I64 | None = None  # the positions in `parent` that are not here, where somebody knows
     notes: Mapping[str, float] = field(default_factory=dict)  # what the step that made this measured; `changed` logits
 
     @classmethod
@@ -116,6 +118,11 @@ class Distribution:
         logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
         logits[positions] = scaled
         ids = self.ids
+        known = None if self.beta != 1.0 or self.ranking.is_sorted else self._sums_with(positions, scaled)
+        if known is not None:
+            return Distribution(
+                self.vocab, ids, logits, self.top, self.shift, 1.0, *known, Ranking(logits), notes={"changed": changed}
+            )
         if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
             order = np.argsort(ids)
             ids, logits = ids[order], logits[order]
@@ -136,7 +143,31 @@ class Distribution:
             return self
         stay = np.ones(self.size, dtype=np.bool_)
         stay[gone] = False
-        return self.narrowed(np.flatnonzero(stay))
+        known = self._sums_with(gone, None)
+        if known is None:
+            return self.narrowed(np.flatnonzero(stay))
+        logits, ids = self.logits[stay], np.flatnonzero(stay) if self.ids is None else self.ids[stay]
+        top = self.top - int(np.searchsorted(gone, self.top))
+        ranking = Ranking(logits, is_sorted=self.ranking.is_sorted)
+        return Distribution(
+            self.vocab, ids, logits, top, self.shift, self.beta, *known, ranking, parent=self, gone=gone
+        )  # fmt: skip
+
+    def _sums_with(self, positions: I64, scaled: F32 | F64 | None) -> tuple[float, float] | None:
+        """The two sums with these logits at these positions (None: with nothing there), from the sums there are. None
+        where that would lose digits: the best is among them or would be, or little of the other weight is left."""
+        if np.any(positions == self.top) or (scaled is not None and not np.all(np.isfinite(scaled))):
+            return None
+        z = self.z_at(positions)
+        w = np.exp(z)
+        rest, weighted_z = self.rest - float(w.sum()), self.weighted_z - float((w * z).sum())
+        if scaled is not None:
+            z = scaled.astype(np.float64) - self.shift
+            if np.any(z >= 0.0):
+                return None
+            w = np.exp(z)
+            rest, weighted_z = rest + float(w.sum()), weighted_z + float((w * z).sum())
+        return (rest, weighted_z) if rest > _MOST_KEPT * self.rest else None
 
     @property
     def size(self) -> int:

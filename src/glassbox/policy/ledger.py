@@ -150,7 +150,7 @@ def _removed_ids(before: Distribution, after: Distribution) -> tuple[int, ...]:
 
 
 def _mass_removed(before: Distribution, after: Distribution) -> float:
-    if after.parent is before:
+    if after.parent is before and after.gone is None:
         removed = before.rest - after.rest
         if removed > _TINY * before.rest:
             return removed / before.total
@@ -160,5 +160,7 @@ def _mass_removed(before: Distribution, after: Distribution) -> float:
 
 def _gone(before: Distribution, after: Distribution) -> I64:
     """The positions in `before` of the ids that are not in `after`."""
+    if after.parent is before and after.gone is not None:
+        return after.gone
     alive = after.alive()
     return np.flatnonzero(~(alive if before.ids is None else alive[before.ids]))

@@ -21,7 +21,8 @@ from glassbox.types import I64
 
 def counted(before: Distribution, past: Past, scope: Scope) -> tuple[I64, I64]:
     """(positions of the ids alive that the scope has, how often it has each)."""
-    ids, counts = np.unique(known_ids("prompt_ids or output_ids", past.within(scope), before.vocab), return_counts=True)
+    ids, counts = past.counts(scope)
+    known_ids("prompt_ids or output_ids", ids, before.vocab)
     at = before.among(ids)
     return at, counts[np.searchsorted(ids, before.ids_at(at))]
 

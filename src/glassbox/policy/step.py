@@ -47,6 +47,16 @@ class Past:
     def everything(self) -> I64:
         return np.concatenate([np.asarray(self.prompt_ids, dtype=np.int64), self.output])
 
+    @cached_property
+    def _counts(self) -> dict[Scope, tuple[I64, I64]]:
+        return {}
+
+    def counts(self, scope: Scope) -> tuple[I64, I64]:
+        """(the ids of this scope, ascending; how often it has each). Counted once, whoever asks."""
+        if scope not in self._counts:
+            self._counts[scope] = np.unique(self.within(scope), return_counts=True)
+        return self._counts[scope]
+
     def within(self, scope: Scope) -> I64:
         """The ids that a step of this scope looks back on, oldest first."""
         if scope == OUTPUT:
