@@ -103,6 +103,13 @@ def test_dry() -> None:
     assert np.all(np.isfinite(long.final.logits)) and long.probs.tolist() == [0.5, 0, 0.5]
 
 
+def test_dry_on_a_text_that_only_repeats_itself() -> None:
+    logits, past = np.zeros(4), [1] * 20000
+    for base, cost in ((1.0, 0.5), (1.75, 3.4e38 / 4)):
+        s = Policy(dry_multiplier=0.5, dry_base=base).shape(logits, past)
+        assert s.final.logits[1] == pytest.approx(-cost, rel=0.01) and s.ledger[1].changed == 1
+
+
 def test_length_decay() -> None:
     policy = Policy(length_decay=(2, 1.5), eos_ids=[1, 2])
     for n, expected in ((2, [1, 2, -2]), (3, [1, 3, -1]), (4, [1, 4.5, 0.5])):

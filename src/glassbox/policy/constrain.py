@@ -133,13 +133,24 @@ class BannedSequences:
     def params(self) -> Mapping[str, float]:
         return {"sequences": len(self.sequences)}
 
-    def __call__(self, before: Distribution, past: Past) -> Distribution:
-        seen = past.within(self.scope)
-        gone = []
+    @cached_property
+    def listed(self) -> I64:
+        return np.array([i for s in self.sequences for i in s], dtype=np.int64)
+
+    @cached_property
+    def by_head(self) -> dict[tuple[int, ...], list[int]]:
+        found: dict[tuple[int, ...], list[int]] = {}
         for *head, last in self.sequences:
-            known_ids("banned_sequences", [*head, last], before.vocab)
-            if len(head) <= len(seen) and np.array_equal(seen[len(seen) - len(head) :], head):
-                gone.append(last)
+            found.setdefault(tuple(head), []).append(last)
+        return found
+
+    def __call__(self, before: Distribution, past: Past) -> Distribution:
+        known_ids("banned_sequences", self.listed, before.vocab)
+        longest = max(map(len, self.by_head))
+        seen = past.within(self.scope)[-longest:].tolist() if longest else []
+        gone: list[int] = []
+        for n in range(len(seen) + 1):
+            gone += self.by_head.get(tuple(seen[len(seen) - n :]), ())
         return before.without(np.array(gone, dtype=np.int64)).noted(banned=len(set(gone)))
 
 

@@ -7,6 +7,7 @@ in other engines. (Behind a temperature it acts on logit / T, in float64.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +18,8 @@ from glassbox.policy.constrain import known_ids
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.step import EVERYTHING, Past, Scope, like
 from glassbox.types import I64
+
+_MOST = float(np.finfo(np.float32).max) / 4  # that DRY takes off
 
 
 def counted(before: Distribution, past: Past, scope: Scope) -> tuple[I64, I64]:
@@ -172,8 +175,14 @@ class Dry:
         with np.errstate(over="ignore"):
             penalty = self.multiplier * np.power(self.base, (matched - self.allowed_length).astype(np.float64))
             # As much as float32 can say: it makes an id as unlikely as can be, not impossible.
-            penalty = np.minimum(penalty, float(np.finfo(np.float32).max) / 4)
+            penalty = np.minimum(penalty, _MOST)
         return before.rewritten(at, old - like(penalty, old))
+
+    @property
+    def _longest(self) -> int:
+        """No longer match costs more: so a text that only repeats itself is not walked from end to end."""
+        growth = math.log(self.base)
+        return self.allowed_length + (math.ceil(math.log(_MOST / self.multiplier) / growth) if growth else 0)
 
     def _matches(self, seen: I64) -> tuple[I64, I64]:
         """(ids ascending, the longest match before each), only matches that are long enough."""
@@ -181,7 +190,7 @@ class Dry:
         reach = int(np.argmax(broken[::-1])) if broken.any() else len(seen)  # ids since the last breaker
         end = np.flatnonzero(~broken[1:])  # a match ends here, and what follows it is no breaker
         best = np.zeros(int(seen.max()) + 1 if len(seen) else 0, dtype=np.int64)
-        for m in range(1, reach + 1):  # matches of length m, from those of length m - 1
+        for m in range(1, min(reach, self._longest) + 1):  # matches of length m, from those of length m - 1
             end = end[end >= m - 1]
             end = end[seen[end - m + 1] == seen[len(seen) - m]]
             if not len(end):
