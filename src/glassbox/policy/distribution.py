@@ -118,11 +118,13 @@ class Distribution:
         logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
         logits[positions] = scaled
         ids = self.ids
-        known = None if self.beta != 1.0 or self.ranking.is_sorted else self._sums_with(positions, scaled)
-        if known is not None:
+        sums = None if self.beta != 1.0 or self.ranking.is_sorted else self._updated(positions, scaled)
+        if sums is not None:
+            ranking = self.ranking.rewritten(logits, positions)
             return Distribution(
-                self.vocab, ids, logits, self.top, self.shift, 1.0, *known, Ranking(logits), notes={"changed": changed}
-            )
+                self.vocab, ids, logits, self.top, self.shift, 1.0, *sums[1.0], ranking, sums=sums,
+                notes={"changed": changed},
+            )  # fmt: skip
         if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
             order = np.argsort(ids)
             ids, logits = ids[order], logits[order]
@@ -143,31 +145,32 @@ class Distribution:
             return self
         stay = np.ones(self.size, dtype=np.bool_)
         stay[gone] = False
-        known = self._sums_with(gone, None)
-        if known is None:
+        sums = self._updated(gone, None)
+        if sums is None:
             return self.narrowed(np.flatnonzero(stay))
         logits, ids = self.logits[stay], np.flatnonzero(stay) if self.ids is None else self.ids[stay]
         top = self.top - int(np.searchsorted(gone, self.top))
-        ranking = Ranking(logits, is_sorted=self.ranking.is_sorted)
         return Distribution(
-            self.vocab, ids, logits, top, self.shift, self.beta, *known, ranking, parent=self, gone=gone
+            self.vocab, ids, logits, top, self.shift, self.beta, *sums[self.beta], self.ranking.without(logits, gone),
+            sums=sums, parent=self, gone=gone,
         )  # fmt: skip
 
-    def _sums_with(self, positions: I64, scaled: F32 | F64 | None) -> tuple[float, float] | None:
-        """The two sums with these logits at these positions (None: with nothing there), from the sums there are. None
-        where that would lose digits: the best is among them or would be, or little of the other weight is left."""
+    def _updated(self, positions: I64, scaled: F32 | F64 | None) -> Sums | None:
+        """The sums there are with these logits at these positions (None: with nothing there). None where that would
+        lose digits: the best is among them or would be, or little of the other weight is left."""
         if np.any(positions == self.top) or (scaled is not None and not np.all(np.isfinite(scaled))):
             return None
-        z = self.z_at(positions)
-        w = np.exp(z)
-        rest, weighted_z = self.rest - float(w.sum()), self.weighted_z - float((w * z).sum())
-        if scaled is not None:
-            z = scaled.astype(np.float64) - self.shift
-            if np.any(z >= 0.0):
-                return None
-            w = np.exp(z)
-            rest, weighted_z = rest + float(w.sum()), weighted_z + float((w * z).sum())
-        return (rest, weighted_z) if rest > _MOST_KEPT * self.rest else None
+        old = self.logits[positions].astype(np.float64) - self.shift
+        new = None if scaled is None else scaled.astype(np.float64) - self.shift
+        if new is not None and np.any(new >= 0.0):
+            return None
+        found: Sums = {}
+        for beta, (rest, weighted_z) in {**self.sums, self.beta: (self.rest, self.weighted_z)}.items():
+            less, more = _weighed(old * beta), _weighed(new * beta) if new is not None else (0.0, 0.0)
+            left = rest - less[0] + more[0]
+            if left > _MOST_KEPT * rest:
+                found[beta] = left, weighted_z - less[1] + more[1]
+        return found if self.beta in found else None
 
     @property
     def size(self) -> int:
@@ -239,6 +242,12 @@ class Distribution:
         at = np.arange(self.size)
         out[self.ids_at(at)] = self.weights_at(at) / self.total
         return out
+
+
+def _weighed(z: F64) -> tuple[float, float]:
+    """(sum of w, sum of w z)."""
+    w = np.exp(z)
+    return float(w.sum()), float((w * z).sum())
 
 
 def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from glassbox.policy.ledger import Candidate, LedgerRow
 from glassbox.policy.parameters import CHECKS
 from glassbox.policy.shaped import RAW, Shaped, shape
 from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
-from glassbox.policy.table import DEFAULT_ORDER, STEPS
+from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
 from glassbox.policy.temperature import Temperature
 from glassbox.types import Sums
 
@@ -111,8 +111,12 @@ class Policy:
     @property
     def betas(self) -> tuple[float, ...]:
         """The inverse temperatures at which it will weigh the model's own logits."""
-        first = self.steps[0] if self.steps else None
-        return (1.0, 1.0 / first.temperature) if isinstance(first, Temperature) else (1.0,)
+        for step in self.steps:
+            if isinstance(step, Temperature):
+                return 1.0, 1.0 / step.temperature
+            if not isinstance(step, KEEP_MOST):
+                break
+        return (1.0,)
 
     def for_model(self, vocab: int, eos_ids: Iterable[int]) -> Policy:
         """With the model's own eos_ids, if a step needs them and none are given. Raises ParameterError for ids that

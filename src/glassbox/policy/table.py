@@ -154,6 +154,13 @@ STEPS: Mapping[str, Row] = {
 
 DEFAULT_ORDER = tuple(STEPS)
 
+# Steps after which most of the distribution is as it was: sums made of the model's logits are brought up to date.
+KEEP_MOST = (
+    constrain.BannedIds, constrain.BeginSuppressIds, constrain.BannedSequences, constrain.MinTokens,
+    constrain.LogitBias, penalties.RepetitionPenalty, penalties.FrequencyPenalty, penalties.RelativeFrequencyPenalty,
+    penalties.PresencePenalty, penalties.NoRepeatNgram, penalties.Dry, penalties.LengthDecay,
+)  # fmt: skip
+
 
 def formula(kind: type) -> str:
     """The first paragraph of a step's docstring, on one line."""
