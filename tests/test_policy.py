@@ -21,6 +21,7 @@ from glassbox.policy.policy import DEFAULT_ORDER, RAW, Policy, Shaped, shape
 from glassbox.policy.ranking import Ranking
 from glassbox.policy.step import Past
 
+FOUR = ("temperature", "top_k", "top_p", "min_p")
 T_LAST = ("top_k", "top_p", "min_p", "temperature")
 
 
@@ -215,7 +216,7 @@ def test_logits_of_another_shape_are_refused(logits: object) -> None:
         *(("top_p", v) for v in (0, -0.1, 1.0001, math.nan, math.inf, True, "0.9", None)),
         *(("min_p", v) for v in (-0.1, 1.0001, math.nan, math.inf, False, "0", None)),
         *(("top_k", v) for v in (-2, 1.0, math.nan, True, "5", None)),
-        *(("order", v) for v in ((), "top_k", DEFAULT_ORDER[1:], (*DEFAULT_ORDER, "top_k"), 3)),
+        *(("order", v) for v in ("top_k", (*DEFAULT_ORDER, "top_k"), 3)),
         ("order", ("x", *DEFAULT_ORDER[1:])),
     ],
 )  # fmt: skip
@@ -234,8 +235,8 @@ def test_a_policy_is_comparable_printable_and_savable() -> None:
     assert policy != Policy(0.8, 40, 0.95, order=T_LAST)
     assert hash(policy) == hash(Policy(temperature=0.8, top_k=40, top_p=0.95))
     assert Policy(top_k=-1) == Policy()
-    assert repr(policy) == "Policy(temperature=0.8 → top_k=40 → top_p=0.95 → min_p=0.0 (off))"
-    assert "temperature=0.0 (greedy)" in repr(Policy(temperature=0))
+    assert repr(policy) == "Policy(temperature=0.8 → top_k=40 → top_p=0.95)"
+    assert (repr(Policy(temperature=0)), repr(Policy())) == ("Policy(temperature=0)", "Policy()")
     assert [s.name for s in policy.steps] == ["temperature", "top_k", "top_p"]
     for p in (
         policy,
@@ -244,8 +245,8 @@ def test_a_policy_is_comparable_printable_and_savable() -> None:
     ):
         assert Policy.from_dict(json.loads(json.dumps(p.to_dict(), allow_nan=False))) == p
     assert Policy.from_dict({"top_p": 0.9}) == Policy(top_p=0.9)
-    with pytest.raises(ParameterError, match="typical_p"):
-        Policy.from_dict({"typical_p": 0.9})
+    with pytest.raises(ParameterError, match="atypical_p"):
+        Policy.from_dict({"atypical_p": 0.9})
 
 
 def test_neutral_steps_leave_no_row() -> None:
@@ -396,7 +397,7 @@ _policies = st.builds(
     top_k=st.integers(-1, 45),
     top_p=st.one_of(st.just(1.0), st.floats(0.001, 1)),
     min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
-    order=st.permutations(DEFAULT_ORDER).map(tuple),
+    order=st.permutations(FOUR).map(tuple),
 )
 
 

@@ -100,6 +100,7 @@ def make_step(n: int, request: Request, greedy: bool = False) -> Step:
         row("top_p", {"top_p": 0.9}, 40, 17),
         row("min_p", {"min_p": 0.02 if n != 2 else 0.03}, 17, 9),  # a step may change its parameters under way
     )
+    ledger = tuple(replace(r, entropy_before=ledger[max(0, i - 1)].entropy) for i, r in enumerate(ledger))
     candidates = tuple(
         Candidate(ids[i], struct.unpack("f", struct.pack("f", rng.gauss(3, 9)))[0], probs[i], 0.0, "top_p")
         if i > 4

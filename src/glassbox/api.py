@@ -199,7 +199,7 @@ class Model:
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=check.policy_or_default(policy),
+            policy=check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids),
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
             stop=stops,

@@ -7,15 +7,17 @@ came before.
 
 from __future__ import annotations
 
-import math
 import secrets
 from dataclasses import dataclass
 
 import numpy as np
 
 from glassbox.policy.distribution import Distribution
+from glassbox.policy.philox import philox, uniform
 from glassbox.policy.policy import Shaped
 from glassbox.policy.step import whole
+
+__all__ = ["Choice", "check_seed", "choose", "draw_seed", "philox", "philox_uniform"]
 
 _U64 = 2**64 - 1
 _U64_RANGE = "a whole number from 0 to 2**64 - 1"
@@ -46,7 +48,7 @@ def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int) -> Ch
     if shaped.greedy:
         chosen, low, high = shaped.final.best, 0.0, 1.0
     else:
-        u, counter = _uniform(*words), words
+        u, counter = uniform(*words), words
         chosen, low, high = _walk(shaped.final, u)
     return Choice(
         id=chosen,
@@ -76,31 +78,9 @@ def _walk(d: Distribution, u: float) -> tuple[int, float, float]:
     raise AssertionError("unreachable: the last interval ends at 1, and u is below 1")
 
 
-# Philox4x64-10: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11; the
-# constants are those of the authors' Random123 library, which numpy uses too.
-_MULTIPLY = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
-_KEY_STEP = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # golden ratio and sqrt(3) - 1, in 64 bits
-_ROUNDS = 10
-
-
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The block of four 64-bit words at this counter, under this key."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        a, b = _MULTIPLY[0] * c0, _MULTIPLY[1] * c2  # 128 bits each
-        c0, c1, c2, c3 = (b >> 64) ^ c1 ^ k0, b & _U64, (a >> 64) ^ c3 ^ k1, a & _U64
-        k0, k1 = (k0 + _KEY_STEP[0]) & _U64, (k1 + _KEY_STEP[1]) & _U64
-    return c0, c1, c2, c3
-
-
 def philox_uniform(seed: int, sequence: int, position: int) -> float:
     """The draw at (seed, sequence, position): a float64 in [0, 1), from the top 53 bits of the first word."""
-    return _uniform(_word("seed", seed), _word("sequence", sequence), _word("position", position))
-
-
-def _uniform(seed: int, sequence: int, position: int) -> float:
-    return math.ldexp(philox((position, 0, 0, 0), (seed, sequence))[0] >> 11, -53)
+    return uniform(_word("seed", seed), _word("sequence", sequence), _word("position", position))
 
 
 def draw_seed() -> int:

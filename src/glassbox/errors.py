@@ -73,20 +73,25 @@ class ContextOverflow(GlassboxError):
 
 
 class NonFiniteLogits(GlassboxError):
-    """The model or a step produced NaN or +inf. Attributes: step, position, where."""
+    """The model or a step produced NaN or +inf. Attributes: where, position (the id), at (the number of the output
+    token, from 0, or None)."""
 
-    def __init__(self, where: str, *, position: int | None = None) -> None:
-        at = f" at id {position}" if position is not None else ""
-        super().__init__(f"non-finite logits after {where}{at}")
-        self.where, self.position = where, position
+    def __init__(self, where: str, *, position: int | None = None, at: int | None = None) -> None:
+        which = f" at id {position}" if position is not None else ""
+        when = f" at output token {at}" if at is not None else ""
+        super().__init__(f"non-finite logits after {where}{which}{when}")
+        self.where, self.position, self.at = where, position, at
 
 
 class EmptySupport(GlassboxError):
-    """A policy step removed every token. Attributes: step."""
+    """A policy step removed every token. Attributes: step, others (steps that removed tokens before it), at (the
+    number of the output token, from 0, or None)."""
 
-    def __init__(self, step: str) -> None:
-        super().__init__(f"no token is left after policy step {step!r}")
-        self.step = step
+    def __init__(self, step: str, others: Sequence[str] = (), at: int | None = None) -> None:
+        where = f" at output token {at}" if at is not None else ""
+        why = f": together with {', '.join(map(repr, others))} it allows none" if others else ""
+        super().__init__(f"no token is left after policy step {step!r}{where}{why}")
+        self.step, self.others, self.at = step, tuple(others), at
 
 
 class UnknownPoint(GlassboxError):

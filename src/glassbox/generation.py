@@ -197,7 +197,8 @@ class Generation:
         begin = time.perf_counter_ns()
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
-        shaped = r.policy.shape(logits, prompt_ids=self.ids[:n], output_ids=self.ids[n:], sums=sums)
+        past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
+        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, models, runs, tokenize, trace
+from glassbox.cli import bench, models, policy, runs, tokenize, trace
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -26,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
 )
-app.command("trace")(trace.trace)
+app.command("trace")(policy.with_flags(trace.trace))
+app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
 app.command("tokenize")(tokenize.tokenize)

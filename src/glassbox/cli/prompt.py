@@ -88,13 +88,13 @@ def _lost(text: str, encoding: Encoding, vocab: Named) -> str:
 def policy_line(request: Request) -> str:
     """Each parameter that does something, in order, and where its value came from."""
     policy = request.policy
-    running = {step.name for step in policy.steps}
     parts = []
     for name in policy.order:
-        value, source = getattr(policy, name), request.sources.get(name)
         if name == "temperature" and policy.greedy:
             parts.append("greedy (temperature 0)")
             break  # one token is left: what comes after can do nothing
-        if name in running or (name == "temperature" and source):
-            parts.append(f"{name} {value:g}" + (f" ({source})" if source else ""))
+        if policy.runs(name) or (name == "temperature" and name in request.sources):
+            shown = policy.shown(name)
+            source = request.sources.get(shown[0][0])
+            parts.append(" ".join(f"{p} {text}" for p, text in shown) + (f" ({source})" if source else ""))
     return " → ".join(parts) or "none: the model's own distribution"

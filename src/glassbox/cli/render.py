@@ -177,13 +177,15 @@ def not_kept(out: Out, run: Run) -> None:
 
 def ledger(out: Out, rows: Sequence[LedgerRow], vocab: Named) -> None:
     """What each policy step did."""
-    out.row(f"  {'policy step':<16} {'alive':>16} {'mass removed':>12} {'entropy':>8}  best", "bold")
-    for row in rows:
-        name = row.name + "".join(f" {value:g}" for value in row.params.values())
+    names = [row.name + "".join(f" {value:g}" for value in list(row.params.values())[:1]) for row in rows]
+    wide = max(16, *map(len, names))
+    out.row(f"  {'policy step':<{wide}} {'alive':>16} {'mass removed':>12} {'entropy':>8}  best", "bold")
+    for name, row in zip(names, rows, strict=True):
         alive = f"{row.alive_before:,} → {row.alive_after:,}" if row.removed_count else f"{row.alive_after:,}"
         best = f"{quoted(vocab.bytes_of(row.top[0][0]), TOKEN)} {percent_of(row.top[0][1])}" if row.top else ""
-        mass = f"{row.mass_removed:.3%}" if row.removed_count else "-"
-        out.row(f"  {name:<16} {alive:>16} {mass:>12} {row.entropy:>8.3f}  {best}")
+        unchanged = f"{row.changed:,} changed" if row.changed else "-"
+        mass = f"{row.mass_removed:.3%}" if row.removed_count else unchanged
+        out.row(f"  {name:<{wide}} {alive:>16} {mass:>12} {row.entropy:>8.3f}  {best}")
 
 
 def candidates(out: Out, step: Step, vocab: Named) -> None:

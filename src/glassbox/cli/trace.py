@@ -27,6 +27,7 @@ from glassbox.cli.output import (
     print_json,
     read_text,
 )
+from glassbox.cli.policy import policy_of
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
@@ -56,12 +57,6 @@ def trace(
     template: str = TemplateOption,
     template_arg: list[str] = TemplateArgOption,
     raw: bool = typer.Option(False, "--raw", help="The prompt as it is, without the chat template."),
-    temperature: float = typer.Option(None, "--temperature", metavar="T", help="0 is greedy."),
-    top_k: int = typer.Option(None, "--top-k", metavar="K", help="Keep the K likeliest tokens; 0 is off."),
-    top_p: float = typer.Option(None, "--top-p", metavar="P", help="Keep the smallest set of mass P; 1 is off."),
-    min_p: float = typer.Option(
-        None, "--min-p", metavar="P", help="Keep tokens at least P times as likely as the best."
-    ),
     seed: int = typer.Option(None, "--seed", metavar="N", help="Drawn and shown when not given."),
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
@@ -75,6 +70,7 @@ def trace(
     ),
     as_json: bool = JsonOption,
     store: str = StoreOption,
+    flags: Any = None,
 ) -> None:
     """Generate from PROMPT and show every step: template, ids, each token's probabilities, policy and draw.
 
@@ -83,12 +79,9 @@ def trace(
     from glassbox.cache.pages import KINDS
     from glassbox.cli.names import model_name
     from glassbox.cli.render import Live
-    from glassbox.policy.policy import Policy
 
     # All that can be wrong without a model is said before one is loaded.
-    flags: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    given = {name: value for name, value in flags.items() if value is not None}
-    Policy(**given)
+    policy_of(flags)
     for name, value, allowed in (("level", level, ("look", "ids")), ("kv", kv, tuple(KINDS))):
         if value not in allowed:
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
@@ -112,7 +105,7 @@ def trace(
             chat["template"] = template_text(template, loaded.tokenizer.templates)
         talk = {"messages": [*head, {"role": "user", "content": text}]}
         asked |= {"prompt": text} if raw or plain else talk | chat
-        asked["policy"], asked["sources"] = choose_policy(loaded, given)
+        asked["policy"], asked["sources"] = choose_policy(loaded, flags)
         stream = loaded.stream(store=opened, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
         run, interrupted = run_trace(stream, live)
@@ -147,16 +140,20 @@ class Interrupted(GlassboxError):
 
 
 def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[str, str]]:
-    """The policy, and where each value came from: flag, model file or default."""
-    from glassbox.policy.policy import Policy
+    """The policy, and where each value came from: flag, preset, model file or default."""
+    from glassbox.policy.presets import PRESETS
 
-    values, sources = dict(given), dict.fromkeys(given, "flag")
+    values, sources = dict(given), {"order" if name == "steps" else name: "flag" for name in given}
+    if "preset" in given:
+        name = f"preset {values['preset']}"
+        sources = {**dict.fromkeys(PRESETS[values["preset"]].defaults, name), "order": name, **sources}
+        return policy_of(values), sources
     for name, (key, fallback) in DEFAULTS.items():
-        if name not in values:
+        if name not in values and name in values.get("steps", DEFAULTS):
             in_file = model.metadata.get(key)
             values[name] = fallback if in_file is None else in_file
             sources[name] = "default" if in_file is None else "model file"
-    return Policy(**values), sources
+    return policy_of(values), sources
 
 
 def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:

@@ -11,6 +11,7 @@ costs more than the exponentials do, and nobody needs more than the weights of t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +21,8 @@ from glassbox.model.kernels.build import load
 from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64, Sums
 
+_FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
+_MOST_KEPT = 0.25  # of the weight beside the best: with so much left, a difference of sums is as good as a new one
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -39,6 +42,9 @@ class Distribution:
     bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
     sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
+    base: Distribution | None = None  # the one that cutting the tail began with; None: this one
+    gone: I64 | None = None  # the positions in `parent` that are not here, where somebody knows
+    notes: Mapping[str, float] = field(default_factory=dict)  # what the step that made this measured; `changed` logits
 
     @classmethod
     def weigh(
@@ -87,7 +93,84 @@ class Distribution:
             return Distribution.weigh(logits, vocab=self.vocab, ids=ids, beta=self.beta, is_sorted=is_sorted)
         rest, weighted_z = _sums(logits, top, self.shift, self.beta)
         ranking = Ranking(logits, is_sorted=is_sorted)
-        return Distribution(self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking, parent=self)
+        return Distribution(
+            self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking,
+            parent=self, base=self.base or self,
+        )  # fmt: skip
+
+    def narrowed(self, positions: I64) -> Distribution:
+        """Only these positions (ascending), as a constraint: what cuts the tail begins with what this gives."""
+        return replace(self.keep(positions, is_sorted=self.ranking.is_sorted), base=None)
+
+    def noted(self, **notes: float) -> Distribution:
+        return replace(self, notes=notes)
+
+    def scaled_at(self, positions: I64) -> F32 | F64:
+        """logit / T: float32, as the model gave it, while T is 1; else float64."""
+        logits = self.logits[positions]
+        return logits if self.beta == 1.0 else logits.astype(np.float64) * self.beta
+
+    def rewritten(self, positions: I64, scaled: F32 | F64) -> Distribution:
+        """With these in place of what `scaled_at` gives there; weighed anew, at T = 1 from here on."""
+        changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
+        if not changed:
+            return replace(self, notes={"changed": 0}, base=None)
+        logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
+        logits[positions] = scaled
+        ids = self.ids
+        sums = None if self.beta != 1.0 or self.ranking.is_sorted else self._updated(positions, scaled)
+        if sums is not None:
+            ranking = self.ranking.rewritten(logits, positions)
+            return Distribution(
+                self.vocab, ids, logits, self.top, self.shift, 1.0, *sums[1.0], ranking, sums=sums,
+                notes={"changed": changed},
+            )  # fmt: skip
+        if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
+            order = np.argsort(ids)
+            ids, logits = ids[order], logits[order]
+        return Distribution.weigh(logits, vocab=self.vocab, ids=ids).noted(changed=changed)
+
+    def among(self, ids: I64) -> I64:
+        """The positions of those of these ids that are alive, ascending."""
+        if self.ids is None and len(ids) <= _FEW:
+            return np.unique(ids)
+        listed = np.zeros(self.vocab, dtype=np.bool_)
+        listed[ids] = True
+        return np.flatnonzero(listed if self.ids is None else listed[self.ids])
+
+    def without(self, ids: I64) -> Distribution:
+        """These ids are gone. Itself if none of them is alive."""
+        gone = self.among(ids)
+        if not len(gone):
+            return self
+        stay = np.ones(self.size, dtype=np.bool_)
+        stay[gone] = False
+        sums = self._updated(gone, None)
+        if sums is None:
+            return self.narrowed(np.flatnonzero(stay))
+        logits, ids = self.logits[stay], np.flatnonzero(stay) if self.ids is None else self.ids[stay]
+        top = self.top - int(np.searchsorted(gone, self.top))
+        return Distribution(
+            self.vocab, ids, logits, top, self.shift, self.beta, *sums[self.beta], self.ranking.without(logits, gone),
+            sums=sums, parent=self, gone=gone,
+        )  # fmt: skip
+
+    def _updated(self, positions: I64, scaled: F32 | F64 | None) -> Sums | None:
+        """The sums there are with these logits at these positions (None: with nothing there). None where that would
+        lose digits: the best is among them or would be, or little of the other weight is left."""
+        if np.any(positions == self.top) or (scaled is not None and not np.all(np.isfinite(scaled))):
+            return None
+        old = self.logits[positions].astype(np.float64) - self.shift
+        new = None if scaled is None else scaled.astype(np.float64) - self.shift
+        if new is not None and np.any(new >= 0.0):
+            return None
+        found: Sums = {}
+        for beta, (rest, weighted_z) in {**self.sums, self.beta: (self.rest, self.weighted_z)}.items():
+            less, more = _weighed(old * beta), _weighed(new * beta) if new is not None else (0.0, 0.0)
+            left = rest - less[0] + more[0]
+            if left > _MOST_KEPT * rest:
+                found[beta] = left, weighted_z - less[1] + more[1]
+        return found if self.beta in found else None
 
     @property
     def size(self) -> int:
@@ -159,6 +242,12 @@ class Distribution:
         at = np.arange(self.size)
         out[self.ids_at(at)] = self.weights_at(at) / self.total
         return out
+
+
+def _weighed(z: F64) -> tuple[float, float]:
+    """(sum of w, sum of w z)."""
+    w = np.exp(z)
+    return float(w.sum()), float((w * z).sum())
 
 
 def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float, float]:

@@ -27,7 +27,7 @@ _TINY = 1e-6  # below this part of what there was, a difference of sums has lost
 @dataclass(frozen=True)
 class LedgerRow:
     name: str
-    params: Mapping[str, float]
+    params: Mapping[str, float]  # the step's parameters, and what it measured or drew on the way
     alive_before: int
     alive_after: int
     mass_removed: float  # of the distribution before the step
@@ -36,6 +36,26 @@ class LedgerRow:
     entropy: float  # nats, after
     top: tuple[tuple[int, float], ...]  # (id, probability), the best TOP after
     argmax_changed: bool
+    entropy_before: float | None = None  # the row before's; None: not known
+
+    @property
+    def perplexity(self) -> float:
+        """exp(entropy): as uncertain as this many equally likely tokens."""
+        return math.exp(self.entropy)
+
+    @property
+    def perplexity_before(self) -> float | None:
+        return None if self.entropy_before is None else math.exp(self.entropy_before)
+
+    @property
+    def mass_kept(self) -> float:
+        """Of the distribution before the step: what was not removed."""
+        return 1.0 - self.mass_removed
+
+    @property
+    def changed(self) -> int:
+        """How many logits the step gave another value."""
+        return int(self.params.get("changed", 0))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, all finite."""
@@ -47,7 +67,11 @@ class LedgerRow:
             "mass_removed": self.mass_removed,
             "removed_count": self.removed_count,
             "removed_ids": list(self.removed_ids),
+            "changed": self.changed,
             "entropy": self.entropy,
+            "entropy_before": self.entropy_before,
+            "perplexity": self.perplexity,
+            "perplexity_before": self.perplexity_before,
             "top": [[token_id, p] for token_id, p in self.top],
             "argmax_changed": self.argmax_changed,
         }
@@ -79,7 +103,7 @@ def row(name: str, params: Mapping[str, float], before: Distribution, after: Dis
     count = before.size - after.size
     return LedgerRow(
         name=name,
-        params=params,
+        params=params if after is before else {**params, **after.notes},
         alive_before=before.size,
         alive_after=after.size,
         mass_removed=_mass_removed(before, after) if count else 0.0,
@@ -88,6 +112,7 @@ def row(name: str, params: Mapping[str, float], before: Distribution, after: Dis
         entropy=after.entropy,
         top=_top(after),
         argmax_changed=before.best != after.best,
+        entropy_before=before.entropy,
     )
 
 
@@ -95,7 +120,14 @@ def first_row(name: str, raw: Distribution) -> LedgerRow:
     """What the model gave. Only ids at -inf are missing, and those never had any mass."""
     gone = np.flatnonzero(~raw.alive())[:REMOVED].tolist() if raw.size < raw.vocab else []
     missing = raw.vocab - raw.size
-    return LedgerRow(name, {}, raw.vocab, raw.size, 0.0, missing, tuple(gone), raw.entropy, _top(raw), False)
+    entropy = raw.entropy
+    return LedgerRow(name, {}, raw.vocab, raw.size, 0.0, missing, tuple(gone), entropy, _top(raw), False, entropy)
+
+
+def all_removed(before: Distribution | None, after: Distribution) -> I64:
+    """Every id that is in `before` (None: every id there is) and not in `after`, ascending."""
+    gone = np.flatnonzero(~after.alive()) if before is None else before.ids_at(_gone(before, after))
+    return np.sort(gone)
 
 
 def _top(d: Distribution) -> tuple[tuple[int, float], ...]:
@@ -118,7 +150,7 @@ def _removed_ids(before: Distribution, after: Distribution) -> tuple[int, ...]:
 
 
 def _mass_removed(before: Distribution, after: Distribution) -> float:
-    if after.parent is before:
+    if after.parent is before and after.gone is None:
         removed = before.rest - after.rest
         if removed > _TINY * before.rest:
             return removed / before.total
@@ -128,5 +160,7 @@ def _mass_removed(before: Distribution, after: Distribution) -> float:
 
 def _gone(before: Distribution, after: Distribution) -> I64:
     """The positions in `before` of the ids that are not in `after`."""
+    if after.parent is before and after.gone is not None:
+        return after.gone
     alive = after.alive()
     return np.flatnonzero(~(alive if before.ids is None else alive[before.ids]))

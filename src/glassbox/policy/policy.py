@@ -1,51 +1,30 @@
-"""The policy: ordered steps from one row of logits to a distribution, with a ledger of what each one did.
+"""The policy: which steps, in which order, with which values, as plain data.
 
-In: logits float32 [V] and the ids so far. Out: `Shaped`. Pure: the same input gives the same output, and
-nothing is kept between tokens.
-But: it does not draw. choose.py does, from what comes out here.
+In: parameters by name. Out: a value that can be compared, printed, stored, and that shapes rows of logits.
+But: it holds no state and no model; what a step needs to know (which ids end the text) is one of its values.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
-from glassbox.policy import temperature, truncate
-from glassbox.policy.distribution import Distribution
-from glassbox.policy.ledger import Candidate, LedgerRow, first_row, row
-from glassbox.policy.step import Past, Step, whole
-from glassbox.types import F32, F64, Sums
+from glassbox.errors import ParameterError
+from glassbox.policy import presets
+from glassbox.policy.constrain import known_ids
+from glassbox.policy.ledger import Candidate, LedgerRow
+from glassbox.policy.parameters import CHECKS
+from glassbox.policy.shaped import RAW, Shaped, shape
+from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
+from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
+from glassbox.policy.temperature import Temperature
+from glassbox.types import Sums
 
 __all__ = ["DEFAULT_ORDER", "RAW", "Candidate", "LedgerRow", "Policy", "Shaped", "Step", "shape"]
-
-RAW = "raw logits"  # the first row of every ledger
-
-
-class _Row(NamedTuple):
-    """One step a policy can have: how the parameter of its name is checked, and the step, or None for off."""
-
-    check: Callable[[object], Any]
-    build: Callable[[Any], Step | None]
-
-
-_STEPS: Mapping[str, _Row] = {  # in the default order
-    "temperature": _Row(temperature.temperature_value, temperature.temperature_step),
-    "top_k": _Row(truncate.top_k_value, truncate.top_k_step),
-    "top_p": _Row(truncate.top_p_value, truncate.top_p_step),
-    "min_p": _Row(truncate.min_p_value, truncate.min_p_step),
-}
-
-DEFAULT_ORDER = tuple(_STEPS)
-
-# A weight that underflows to 0 is right, and NaN is looked for: neither needs numpy's warnings.
-_QUIET = np.errstate(under="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,17 +35,73 @@ class Policy:
     top_k: int = 0  # 0 is off; -1 too
     top_p: float = 1.0  # 1 is off
     min_p: float = 0.0  # 0 is off
-    order: tuple[str, ...] = field(default=DEFAULT_ORDER, kw_only=True)  # every step's name once
+    _: KW_ONLY
+    dynatemp_range: float = 0.0  # 0 is off
+    dynatemp_exponent: float = 1.0
+    typical_p: float = 1.0  # 1 is off
+    epsilon_cutoff: float = 0.0  # 0 is off
+    eta_cutoff: float = 0.0  # 0 is off
+    top_n_sigma: float = 0.0  # 0 is off
+    top_h: float = 1.0  # 1 is off
+    xtc_probability: float = 0.0  # 0 is off
+    xtc_threshold: float = 0.1
+    forced_ids: tuple[int, ...] = ()  # the output begins with these
+    allowed_ids: tuple[int, ...] | None = None
+    banned_ids: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    begin_suppress_ids: tuple[int, ...] = ()  # not as the first token of the output
+    min_tokens: int = 0  # none of eos_ids before so many
+    eos_ids: tuple[int, ...] = ()  # what ends the text; a model fills them in where they are needed
+    logit_bias: tuple[tuple[int, float], ...] = ()  # {id: bias} when given
+    repetition_penalty: float = 1.0  # 1 is off
+    frequency_penalty: float = 0.0  # 0 is off
+    presence_penalty: float = 0.0  # 0 is off
+    no_repeat_ngram_size: int = 0  # 0 is off
+    dry_multiplier: float = 0.0  # 0 is off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: tuple[int, ...] = ()  # ids that no match reaches across
+    length_decay: tuple[int, float] | None = None  # (start, factor)
+    # Which ids count: "prompt+output", "output", or N: the last N of both.
+    repetition_scope: Scope = EVERYTHING
+    penalty_scope: Scope = OUTPUT  # of frequency and presence
+    dry_scope: Scope = EVERYTHING
+    banned_scope: Scope = EVERYTHING  # of banned sequences
+    # Where engines differ under one name.
+    frequency_formula: str = "openai"  # or "tgi"
+    top_k_ties: bool = False  # all that ties with the k-th stays
+    top_p_joint: bool = False  # measured before the tail was first cut
+    top_h_limit: int = 0  # measured over so many of the best; 0: over all
+    min_keep: int = 1  # top_p, min_p, typical, epsilon, eta and xtc leave so many
+    order: tuple[str, ...] = field(default=DEFAULT_ORDER)  # the steps it may take, each once
 
     def __post_init__(self) -> None:
-        for name, step in _STEPS.items():
-            object.__setattr__(self, name, step.check(getattr(self, name)))
+        for name, check in CHECKS.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
         object.__setattr__(self, "order", _checked_order(self.order))
+        for name, step in STEPS.items():
+            if name not in self.order and self.runs(name):
+                on = next(p for p in step.parameters if getattr(self, p) != _OFF[p])
+                raise ParameterError(on, getattr(self, on), f"left out: the order has no step {name!r}")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.temperature == 0.0 and self.dynatemp_range:
+            raise ParameterError("dynatemp_range", self.dynatemp_range, "0 when temperature is 0")
+        banned = {*self.banned_ids, *(s[0] for s in self.banned_sequences if len(s) == 1)}
+        if self.allowed_ids and banned.issuperset(self.allowed_ids):
+            why = "at least one id that neither banned_ids nor banned_sequences rule out"
+            raise ParameterError("allowed_ids", self.allowed_ids, why)
+
+    @classmethod
+    def preset(cls, name: str, **values: Any) -> Policy:
+        """As that engine would: its order, its defaults, its formulas; `values` are what a request sets."""
+        return cls(**presets.values_of(name, values))
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
         """The steps that are on, in the order they run."""
-        built = (_STEPS[name].build(getattr(self, name)) for name in self.order)
+        built = (STEPS[name].build(self) for name in self.order)
         return tuple(step for step in built if step is not None)
 
     @property
@@ -76,28 +111,57 @@ class Policy:
     @property
     def betas(self) -> tuple[float, ...]:
         """The inverse temperatures at which it will weigh the model's own logits."""
-        first = self.steps[0] if self.steps else None
-        return (1.0, 1.0 / first.temperature) if isinstance(first, temperature.Temperature) else (1.0,)
+        for step in self.steps:
+            if isinstance(step, Temperature):
+                return 1.0, 1.0 / step.temperature
+            if not isinstance(step, KEEP_MOST):
+                break
+        return (1.0,)
+
+    def for_model(self, vocab: int, eos_ids: Iterable[int]) -> Policy:
+        """With the model's own eos_ids, if a step needs them and none are given. Raises ParameterError for ids that
+        are not in the vocabulary and for a step that needs what the model does not have."""
+        needed = bool(self.min_tokens or self.length_decay) and not self.eos_ids
+        found = replace(self, eos_ids=tuple(eos_ids)) if needed else self
+        found._check_eos()
+        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids"):
+            known_ids(name, getattr(found, name) or (), vocab)
+        known_ids("banned_sequences", [i for s in found.banned_sequences for i in s], vocab)
+        known_ids("logit_bias", [i for i, _ in found.logit_bias], vocab)
+        return found
+
+    def _check_eos(self) -> None:
+        if not self.eos_ids and (self.min_tokens or self.length_decay):
+            raise ParameterError("eos_ids", (), "given: min_tokens and length_decay need to know what ends the text")
 
     def shape(
         self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (),
-        sums: Sums | None = None,
+        sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0,
     ) -> Shaped:  # fmt: skip
-        """Run the steps over one row of logits, float32 [V]. sums: of these logits, where somebody has them already."""
-        return shape(self.steps, logits, Past(prompt_ids, output_ids), sums)
+        """Run the steps over one row of logits, float32 [V].
+
+        sums: of these logits, where somebody has them already. seed, sequence: for the steps that draw (xtc).
+        """
+        self._check_eos()
+        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence), sums)
 
     def __repr__(self) -> str:
-        return f"Policy({' → '.join(self._describe(name) for name in self.order)})"
+        on = (" ".join(f"{p}={text}" for p, text in self.shown(name)) for name in self.order if self.runs(name))
+        return f"Policy({' → '.join(on)})"
 
-    def _describe(self, name: str) -> str:
-        value = getattr(self, name)
-        step = _STEPS[name].build(value)
-        note = " (off)" if step is None else "" if step.name == name else f" ({step.name})"
-        return f"{name}={value!r}{note}"
+    def runs(self, name: str) -> bool:
+        """Whether the step of this name is on."""
+        return STEPS[name].build(self) is not None
+
+    def shown(self, name: str) -> tuple[tuple[str, str], ...]:
+        """(parameter, value as text) of one step: the one that switches it on, and what else is not as usual."""
+        first, *more = STEPS[name].parameters
+        names = [first, *(p for p in more if getattr(self, p) != _OFF[p])]
+        return tuple((p, _text(getattr(self, p))) for p in names)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; `from_dict` gives an equal policy back."""
-        return {name: getattr(self, name) for name in _STEPS} | {"order": list(self.order)}
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
@@ -109,114 +173,28 @@ class Policy:
         return cls(**data)
 
 
+_SHOWN = 8  # of a list, as text
+_OFF: Mapping[str, Any] = {f.name: f.default for f in fields(Policy)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple) and len(value) > _SHOWN:
+        return f"{repr(value[:_SHOWN])[:-1]}, … {len(value):,} in all)"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _checked_order(order: object) -> tuple[str, ...]:
-    allowed = f"each of {', '.join(_STEPS)} once"
+    allowed = f"some of these, each once: {', '.join(STEPS)}"
     if isinstance(order, str) or not isinstance(order, Sequence):
         raise ParameterError("order", order, allowed)
     names = tuple(order)
-    if len(names) != len(_STEPS) or any(name not in names for name in _STEPS):
-        raise ParameterError("order", order, allowed)
+    for i, name in enumerate(names):
+        if name not in STEPS or name in names[:i]:
+            raise ParameterError("order", name, allowed)
     return names
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Shaped:
-    """A shaped distribution, its ledger, and the way of any token through it.
-
-    `stages` holds the distribution of each row of the ledger: the first is the model's own, the last is
-    drawn from. They hold all the logits, so of old tokens keep the ledger and candidates rather than this.
-    """
-
-    logits: F32  # [V], a copy
-    stages: tuple[Distribution, ...]
-    ledger: tuple[LedgerRow, ...]
-    greedy: bool  # nothing is left to draw
-
-    @property
-    def raw(self) -> Distribution:
-        return self.stages[0]
-
-    @property
-    def final(self) -> Distribution:
-        return self.stages[-1]
-
-    @cached_property
-    @_QUIET
-    def probs(self) -> F64:
-        """[V], sums to 1; 0 for every id that was removed."""
-        return self.final.dense()
-
-    def raw_logprob(self, token_id: int) -> float:
-        """Under the model alone. -inf for an id that the model gave -inf."""
-        return self.raw.logprob(self._checked(token_id))
-
-    def final_logprob(self, token_id: int) -> float:
-        """Under what is drawn from. -inf (null in JSON) for an id that was removed."""
-        return self.final.logprob(self._checked(token_id))
-
-    def raw_rank(self, token_id: int) -> int:
-        """0 is the best; of equal logits the lower id comes first."""
-        at = self._checked(token_id)
-        logit = self.logits[at]
-        better = np.count_nonzero(self.logits > logit)
-        return int(better + np.count_nonzero(self.logits[:at] == logit))
-
-    def ties(self, token_id: int) -> int:
-        """How many other ids have this one's final probability. If greedy: had, when greedy chose it."""
-        d = self.final
-        if self.greedy:
-            d = self.stages[[r.name for r in self.ledger].index(temperature.Greedy.name) - 1]
-        at = d.positions(np.array([self._checked(token_id)]))[0]
-        return int(np.count_nonzero(d.logits == d.logits[at])) - 1 if at >= 0 else 0
-
-    @_QUIET
-    def candidates(self, n: int = 8, include: Iterable[int] = ()) -> tuple[Candidate, ...]:
-        """The n likeliest before the policy (ties by lower id), then what of `include` is not among them."""
-        best = self.raw.ids_at(self.raw.ranking.first(whole("n", n, 0, None, "0 or more"))).tolist()
-        ids = np.array(list(dict.fromkeys([*best, *map(self._checked, include)])), dtype=np.int64)  # [k]
-        removed_by: list[str | None] = [None] * len(ids)
-        for r, d in zip(reversed(self.ledger), reversed(self.stages), strict=True):
-            if r.removed_count:
-                for i in np.flatnonzero(~d.alive()[ids]).tolist():
-                    removed_by[i] = r.name  # an earlier row, which comes later here, knows better
-        columns = (ids, self.logits[ids], self.raw.probs(ids), self.final.probs(ids))
-        rows = zip(*(c.tolist() for c in columns), removed_by, strict=True)
-        return tuple(Candidate(*values) for values in rows)
-
-    def _checked(self, token_id: int) -> int:
-        return whole("id", token_id, 0, len(self.logits) - 1, f"from 0 to {len(self.logits) - 1}")
-
-    def __repr__(self) -> str:
-        way = " → ".join(f"{r.name} {r.alive_after:,}" for r in self.ledger)
-        return f"<Shaped {way}, entropy {self.final.entropy:.3f} nats>"
-
-
-@_QUIET
-def shape(steps: Sequence[Step], logits: npt.ArrayLike, past: Past | None = None, sums: Sums | None = None) -> Shaped:
-    """Run any steps, in the order given. `Policy.shape` is this with the policy's own."""
-    given = _one_row(logits)
-    raw = _checked(Distribution.weigh(given, vocab=len(given), sums=sums), RAW, "the forward pass")
-    stages, ledger = [raw], [first_row(RAW, raw)]
-    for step in steps:
-        after = _checked(step(stages[-1], past or Past()), step.name, f"policy step {step.name!r}")
-        ledger.append(row(step.name, step.params, stages[-1], after))
-        stages.append(after)
-    greedy = any(isinstance(step, temperature.Greedy) for step in steps)
-    return Shaped(given, tuple(stages), tuple(ledger), greedy)
-
-
-def _one_row(logits: npt.ArrayLike) -> F32:
-    """A copy, so that a buffer the model reuses cannot change a distribution already made."""
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is then refused by name
-        given: F32 = np.array(logits, dtype=np.float32)
-    if given.ndim != 1 or not len(given):
-        raise ParameterError("logits", f"of shape {given.shape}", "one row of float32 numbers, one for each id")
-    return given
-
-
-def _checked(d: Distribution, step: str, where: str) -> Distribution:
-    if d.bad is not None:
-        raise NonFiniteLogits(where, position=d.bad)
-    if not d.size or not math.isfinite(d.total):
-        raise EmptySupport(step)
-    return d

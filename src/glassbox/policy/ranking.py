@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from glassbox.types import F32, F64, I64
 
@@ -44,6 +45,26 @@ class Ranking:
         """How many positions `first` gives for nothing."""
         return len(self._logits) if self.is_sorted else len(self._known)
 
+    def rewritten(self, logits: F32 | F64, positions: I64) -> Ranking:
+        """The order of `logits`, which differ from these at `positions` (ascending) only; knows what that leaves known.
+
+        All that is at or above the last one known is known, so among what is not only those positions can rise."""
+        made = Ranking(logits)
+        if not self.is_sorted and 0 < len(self._known) < len(logits):
+            stay = self._known[~_among(self._known, positions)]
+            come = positions[logits[positions] >= self._logits[self._known[-1]]]
+            both = np.sort(np.concatenate([stay, come]))
+            made._known = _sort(logits[both], both)
+        return made
+
+    def without(self, logits: F32 | F64, gone: I64) -> Ranking:
+        """The order of `logits`, which are these without the positions `gone` (ascending)."""
+        made = Ranking(logits, is_sorted=self.is_sorted)
+        if not self.is_sorted:
+            stay = self._known[~_among(self._known, gone)]
+            made._known = stay - np.searchsorted(gone, stay)
+        return made
+
     def growing(self) -> Iterator[I64]:
         """Ever longer prefixes of the order; the last is the whole of it."""
         size = len(self._logits)
@@ -68,6 +89,15 @@ def _rank(logits: F32 | F64, want: int) -> I64:
             return _sort(logits[above], above)
         nth *= _GROWTH
     return _sort(logits, np.arange(size))
+
+
+def _among(positions: I64, some: I64) -> npt.NDArray[np.bool_]:
+    """Whether each of these is one of `some`, which ascend."""
+    if not len(some):
+        return np.zeros(len(positions), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(some, positions), len(some) - 1)
+    found: npt.NDArray[np.bool_] = some[at] == positions
+    return found
 
 
 def _sort(logits: F32 | F64, positions: I64) -> I64:

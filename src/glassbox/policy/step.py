@@ -1,8 +1,9 @@
-"""What a policy step is, and the checks its parameters share.
+"""What a policy step is, and what it sees of the ids before.
 
-A step is a small frozen dataclass: a name, its parameters, whether it leaves the best token the best, and
-one pure function from a distribution to a distribution. To add one: write the class, add a row to the table
-in policy.py and a test beside the others.
+A step is a small frozen dataclass: a name, its parameters, whether it leaves the best token the best, and one pure
+function from a distribution to a distribution. The first paragraph of its docstring is its formula, the one that
+begins with "Source" says where that is from; `glassbox policy` prints both. To add one: write the class, add a row to
+table.py, its parameters to parameters.py and policy.py, and a test beside the others.
 """
 
 from __future__ import annotations
@@ -11,18 +12,56 @@ import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from glassbox.errors import ParameterError
 from glassbox.policy.distribution import Distribution
+from glassbox.types import F32, F64, I64
+
+Scope = str | int  # "prompt+output", "output", or a number N: the last N of both
+EVERYTHING, OUTPUT = "prompt+output", "output"
 
 
 @dataclass(frozen=True)
 class Past:
-    """The ids before the one to be chosen, for steps that look back."""
+    """The ids before the one to be chosen, for steps that look back, and the key of what steps draw."""
 
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()
+    seed: int | None = None  # None: whatever draws refuses to
+    sequence: int = 0
+
+    @property
+    def position(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @cached_property
+    def output(self) -> I64:
+        return np.asarray(self.output_ids, dtype=np.int64)
+
+    @cached_property
+    def everything(self) -> I64:
+        return np.concatenate([np.asarray(self.prompt_ids, dtype=np.int64), self.output])
+
+    @cached_property
+    def _counts(self) -> dict[Scope, tuple[I64, I64]]:
+        return {}
+
+    def counts(self, scope: Scope) -> tuple[I64, I64]:
+        """(the ids of this scope, ascending; how often it has each). Counted once, whoever asks."""
+        if scope not in self._counts:
+            self._counts[scope] = np.unique(self.within(scope), return_counts=True)
+        return self._counts[scope]
+
+    def within(self, scope: Scope) -> I64:
+        """The ids that a step of this scope looks back on, oldest first."""
+        if scope == OUTPUT:
+            return self.output
+        return self.everything if isinstance(scope, str) else self.everything[max(0, self.position - scope) :]
 
 
 class Step(Protocol):
@@ -31,10 +70,15 @@ class Step(Protocol):
 
     @property
     def params(self) -> Mapping[str, float]:
-        """As the ledger shows them."""
+        """As the ledger shows them: numbers; of a list of ids how many there are."""
         ...
 
     def __call__(self, before: Distribution, past: Past) -> Distribution: ...
+
+
+def like(values: npt.NDArray[Any], model: F32 | F64) -> F32 | F64:
+    """In the precision of the logits they change. (Of numbers in Python numpy sees to it itself.)"""
+    return values.astype(np.float32) if model.dtype == np.float32 else values.astype(np.float64)
 
 
 def real(name: str, value: object, low: float, high: float, allowed: str, *, above: bool = False) -> float:

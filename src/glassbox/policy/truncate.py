@@ -1,7 +1,7 @@
-"""The steps that cut the tail: top-k, top-p, min-p.
+"""The steps that cut the tail by rank, by mass and by the best one's share: top-k, top-p, min-p.
 
 Each keeps a prefix of the ranking (logit down, then id up), so the best token stays. The file states the
-tolerances.
+tolerances. What the steps of truncate_entropy.py share with these is here too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from glassbox.policy.distribution import Distribution
-from glassbox.policy.step import Past, real, whole
+from glassbox.policy.step import Past
 
 TOP_P_TOLERANCE = 1e-9
 """Top-p is satisfied by a mass of p - this. Above the error of a float64 sum over any vocabulary (262,144
@@ -29,14 +29,15 @@ nothing else."""
 
 @dataclass(frozen=True)
 class TopK:
-    """The k best logits, exactly k: a tie at the edge goes to the lower id.
+    """keep the k best logits, exactly k: a tie at the edge goes to the lower id (with top_k_ties: all of it stays)
 
-    Source: Fan, Lewis & Dauphin, "Hierarchical Neural Story Generation", ACL 2018.
+    Source: Fan, Lewis & Dauphin, "Hierarchical Neural Story Generation", ACL 2018
     """
 
     name: ClassVar[str] = "top_k"
     argmax_invariant: ClassVar[bool] = True
     top_k: int
+    ties: bool = False
 
     @property
     def params(self) -> Mapping[str, float]:
@@ -45,29 +46,37 @@ class TopK:
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         if self.top_k >= before.size:
             return before
-        return before.keep(before.ranking.first(self.top_k), is_sorted=True)
+        best = before.ranking.first(self.top_k)
+        if not self.ties:
+            return before.keep(best, is_sorted=True)
+        stay = np.flatnonzero(before.logits >= before.logits[best[-1]])
+        return before if len(stay) == before.size else before.keep(stay, is_sorted=before.ranking.is_sorted)
 
 
 @dataclass(frozen=True)
 class TopP:
-    """The smallest set of best tokens with sum p >= top_p - TOP_P_TOLERANCE.
+    """keep the smallest set of best tokens with sum p_i >= top_p - 1e-9 (with top_p_joint: p as it was before the tail
+    was first cut, not renormalised)
 
-    Source: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020.
+    Source: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020
     """
 
     name: ClassVar[str] = "top_p"
     argmax_invariant: ClassVar[bool] = True
     top_p: float
+    joint: bool = False
+    min_keep: int = 1
 
     @property
     def params(self) -> Mapping[str, float]:
         return {"top_p": self.top_p}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        needed = (self.top_p - TOP_P_TOLERANCE) * before.total
+        measured = before.base or before if self.joint else before
+        needed = (self.top_p - TOP_P_TOLERANCE) * measured.total
         for order in before.ranking.growing():
             mass = np.cumsum(before.weights_at(order))  # [len(order)], float64, from the best down
-            count = int(np.searchsorted(mass, needed, side="left")) + 1
+            count = max(self.min_keep, int(np.searchsorted(mass, needed, side="left")) + 1)
             if count < before.size and count <= len(order):
                 return before.keep(order[:count], is_sorted=True)
         return before
@@ -75,26 +84,34 @@ class TopP:
 
 @dataclass(frozen=True)
 class MinP:
-    """Every token with p_i >= min_p * p_max, that is z_i - z_max >= log(min_p), less MIN_P_TOLERANCE.
+    """keep every token with p_i >= min_p p_max, that is z_i - z_max >= log(min_p) (1 + 2^-24)
 
-    Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025.
+    Source: Nguyen et al., "Turning Up the Heat: Min-p Sampling", ICLR 2025
     """
 
     name: ClassVar[str] = "min_p"
     argmax_invariant: ClassVar[bool] = True
     min_p: float
+    min_keep: int = 1
 
     @property
     def params(self) -> Mapping[str, float]:
         return {"min_p": self.min_p}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        # As a bound on the logit itself: one comparison a token, and equal logits never part.
-        bound = before.shift + math.log(self.min_p) * (1.0 + MIN_P_TOLERANCE) / before.beta
-        kept = np.flatnonzero(before.logits >= _round_up(bound, before.logits.dtype))
-        if len(kept) == before.size:
-            return before
-        return before.keep(kept, is_sorted=before.ranking.is_sorted)
+        return at_least(before, math.log(self.min_p) * (1.0 + MIN_P_TOLERANCE), self.min_keep)
+
+
+def at_least(before: Distribution, least: float, min_keep: int) -> Distribution:
+    """Those with z_i >= least (0 at most: the best has 0 and stays), and not fewer than min_keep of the best."""
+    # As a bound on the logit itself: one comparison a token, and equal logits never part.
+    bound = before.shift + min(0.0, least) / before.beta
+    kept = np.flatnonzero(before.logits >= _round_up(bound, before.logits.dtype))
+    if len(kept) < min(min_keep, before.size):
+        return before.keep(before.ranking.first(min_keep), is_sorted=True)
+    if len(kept) == before.size:
+        return before
+    return before.keep(kept, is_sorted=before.ranking.is_sorted)
 
 
 def _round_up(bound: float, dtype: np.dtype[np.float32] | np.dtype[np.float64]) -> np.float32 | np.float64:
@@ -102,28 +119,3 @@ def _round_up(bound: float, dtype: np.dtype[np.float32] | np.dtype[np.float64]) 
     kind = dtype.type
     rounded = kind(max(bound, float(np.finfo(dtype).min)))
     return rounded if float(rounded) >= bound else np.nextafter(rounded, kind(np.inf))
-
-
-def top_k_value(value: object) -> int:
-    number = whole("top_k", value, -1, 2**63 - 1, "a whole number from 1 to 2**63 - 1, or 0 or -1 for off")
-    return max(number, 0)
-
-
-def top_p_value(value: object) -> float:
-    return real("top_p", value, 0.0, 1.0, "above 0 and at most 1 (1 is off)", above=True)
-
-
-def min_p_value(value: object) -> float:
-    return real("min_p", value, 0.0, 1.0, "from 0 (off) to 1")
-
-
-def top_k_step(top_k: int) -> TopK | None:
-    return TopK(top_k) if top_k else None
-
-
-def top_p_step(top_p: float) -> TopP | None:
-    return TopP(top_p) if top_p < 1.0 else None
-
-
-def min_p_step(min_p: float) -> MinP | None:
-    return MinP(min_p) if min_p > 0.0 else None

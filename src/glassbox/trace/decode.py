@@ -88,7 +88,7 @@ def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: Pol
         bytes=r["bytes"] or b"",
         text=r["text"] or "",
         choice=choice,
-        ledger=tuple(_ledger_of(row, steps) for row in ledger),
+        ledger=tuple(_ledger_of(row, steps, ledger[max(0, i - 1)]["entropy"]) for i, row in enumerate(ledger)),
         candidates=tuple(Candidate(c["id"], c["logit"], c["p_raw"], c["p_final"], c["removed_by"]) for c in candidates),
         entropy=r["entropy"],
         logits_hash=r["logits_hash"].hex(),
@@ -98,7 +98,7 @@ def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: Pol
     )
 
 
-def _ledger_of(r: Get, steps: PolicySteps) -> LedgerRow:
+def _ledger_of(r: Get, steps: PolicySteps, entropy_before: float) -> LedgerRow:
     name, _, params = steps[r["policy_step"]]
     return LedgerRow(
         name=name,
@@ -111,6 +111,7 @@ def _ledger_of(r: Get, steps: PolicySteps) -> LedgerRow:
         entropy=r["entropy"],
         top=tuple(TOP.iter_unpack(r["top"])),
         argmax_changed=bool(r["argmax_changed"]),
+        entropy_before=entropy_before,
     )
 
 

@@ -31,6 +31,7 @@ from glassbox.model.kernels.simd import (
     magnitude8,
     max8,
     mul8,
+    prefetch,
     splat8,
     store1,
     store1b,
@@ -151,8 +152,10 @@ def scores4(kind):
             last = min(at + 8, end - 8)  # an odd tile at the end is done twice rather than apart
             k, k_scales = tile_of_keys(kind, table, at, head, width, layer)
             m, m_scales = tile_of_keys(kind, table, last, head, width, layer)
+            ahead, _ = tile_of_keys(kind, table, min(at + 16, last), head, width, layer)  # of what comes next
             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
             for d in range(width):
+                prefetch(ahead + 16 * number_bytes(kind) * d)
                 x, y = eight_numbers(kind, k, 8 * d), eight_numbers(kind, m, 8 * d)
                 w0, w1 = broadcast(q0 + 4 * d), broadcast(q1 + 4 * d)
                 w2, w3 = broadcast(q2 + 4 * d), broadcast(q3 + 4 * d)
@@ -195,33 +198,52 @@ def mix4(kind):
 
     @kernel
     def run(p0, stride, table, head, width, layer, first, low, high, o0, o1, o2, o3):
-        """Four weighted sums of values over positions low … high (inclusive), sixteen columns at a time."""
-        size = number_bytes(kind)
-        for d in range(0, width, 16):
-            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
-            t = low
-            while t <= high:
-                values = page_at(table, t) + layer + head * head_bytes(kind, width) + head_bytes(kind, width) // 2
-                scales = values + PAGE * width * size
-                stop = min((t // PAGE + 1) * PAGE, high + 1)
-                for u in range(t, stop):
-                    slot = u % PAGE
-                    x = eight_numbers(kind, values, slot * width + d)
-                    y = eight_numbers(kind, values, slot * width + d + 8)
-                    p = p0 + 4 * (u - first)
-                    w0, w1 = weight(kind, p, scales, slot), weight(kind, p + stride, scales, slot)
-                    w2, w3 = weight(kind, p + 2 * stride, scales, slot), weight(kind, p + 3 * stride, scales, slot)
-                    a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
-                    a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
-                    a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
-                    a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
-                t = stop
-            store16(o0 + 4 * d, a0, b0)
-            store16(o1 + 4 * d, a1, b1)
-            store16(o2 + 4 * d, a2, b2)
-            store16(o3 + 4 * d, a3, b3)
+        """Four weighted sums of values over positions low … high (inclusive): page by page, so that a page is read
+        from memory once, and sixteen columns at a time, whose sums wait in the output between pages."""
+        t = low
+        while t <= high:
+            values = values_at(kind, table, t, head, width, layer)
+            ahead = values_at(kind, table, min(t + PAGE, high), head, width, layer)
+            stop = min((t // PAGE + 1) * PAGE, high + 1)
+            for d in range(0, width, 16):
+                mix_page(
+                    kind, p0 + 4 * (t - first), stride, values, ahead, t % PAGE, t % PAGE + stop - t, width, d,
+                    t == low, o0 + 4 * d, o1 + 4 * d, o2 + 4 * d, o3 + 4 * d,
+                )  # fmt: skip
+            t = stop
 
     return run
+
+
+@inlined
+def values_at(kind, table, position, head, width, layer):
+    """Address of the values of the page that holds `position`."""
+    return page_at(table, position) + layer + head * head_bytes(kind, width) + head_bytes(kind, width) // 2
+
+
+@inlined
+def mix_page(kind, p, stride, values, ahead, begin, end, width, d, is_first, o0, o1, o2, o3):
+    """Add slots begin … end of one page to columns d … d+16 of four sums."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zero8()
+    if not is_first:
+        a0, b0, a1, b1 = load8(o0), load8(o0 + 32), load8(o1), load8(o1 + 32)
+        a2, b2, a3, b3 = load8(o2), load8(o2 + 32), load8(o3), load8(o3 + 32)
+    scales = values + PAGE * width * number_bytes(kind)
+    for slot in range(begin, end):
+        prefetch(ahead + (slot * width + d) * number_bytes(kind))
+        x = eight_numbers(kind, values, slot * width + d)
+        y = eight_numbers(kind, values, slot * width + d + 8)
+        w0, w1 = weight(kind, p, scales, slot), weight(kind, p + stride, scales, slot)
+        w2, w3 = weight(kind, p + 2 * stride, scales, slot), weight(kind, p + 3 * stride, scales, slot)
+        a0, b0 = fma8(w0, x, a0), fma8(w0, y, b0)
+        a1, b1 = fma8(w1, x, a1), fma8(w1, y, b1)
+        a2, b2 = fma8(w2, x, a2), fma8(w2, y, b2)
+        a3, b3 = fma8(w3, x, a3), fma8(w3, y, b3)
+        p += 4
+    store16(o0, a0, b0)
+    store16(o1, a1, b1)
+    store16(o2, a2, b2)
+    store16(o3, a3, b3)
 
 
 @inlined

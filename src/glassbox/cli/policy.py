@@ -1,0 +1,156 @@
+"""glassbox policy: the steps of a policy, in order, each with its formula; and the flags by which commands take one.
+
+In: flags. Out: lines, or JSON. The flags come from the table of parameters, so that every command has all of them.
+But: no model is looked at, so what a model file says about sampling is not in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from glassbox.cli.output import JsonOption, print_json
+from glassbox.errors import ParameterError
+
+if TYPE_CHECKING:
+    from glassbox.policy.policy import Policy
+
+IDS = "ID,…"
+HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is written, what it does)
+    "preset": ("NAME", "Order, defaults and formulas of an engine: glassbox, hf, vllm, sglang, llama.cpp, mlx or tgi."),
+    "steps": ("A,B,…", "Which steps, in which order; see glassbox policy."),
+    "temperature": ("T", "0 is greedy."),
+    "top_k": ("K", "Keep the K likeliest tokens; 0 is off."),
+    "top_p": ("P", "Keep the smallest set of mass P; 1 is off."),
+    "min_p": ("P", "Keep tokens at least P times as likely as the best."),
+    "dynatemp_range": ("R", "Temperature from T - R to T + R, by entropy."),
+    "dynatemp_exponent": ("X", "How entropy maps to that range."),
+    "typical_p": ("P", "Keep the most typical tokens of mass P; 1 is off."),
+    "epsilon_cutoff": ("P", "Keep tokens of probability P or more."),
+    "eta_cutoff": ("P", "The same, with a bound that falls with entropy."),
+    "top_n_sigma": ("S", "Keep logits within S standard deviations of the best."),
+    "top_h": ("H", "Keep the best up to the part H of the entropy; 1 is off."),
+    "xtc_probability": ("P", "How often the top choices are excluded."),
+    "xtc_threshold": ("P", "From which probability a token is a top choice."),
+    "forced_ids": (IDS, "The output begins with these ids."),
+    "allowed_ids": (IDS, "Only these ids."),
+    "banned_ids": (IDS, "Never these ids."),
+    "banned_sequences": ("ID,…;ID,…", "Never these ids one after another."),
+    "begin_suppress_ids": (IDS, "Not these ids as the first token."),
+    "min_tokens": ("N", "No end of text before N tokens."),
+    "eos_ids": (IDS, "What ends the text, where not the model says it."),
+    "logit_bias": ("ID=B,…", "Add B to the logit of ID."),
+    "repetition_penalty": ("R", "Divide logits of what was there by R; 1 is off."),
+    "repetition_scope": ("SCOPE", "Which ids count for it: prompt+output, output, or the last N."),
+    "frequency_penalty": ("F", "Subtract F for each time a token was there."),
+    "presence_penalty": ("F", "Subtract F once from each token that was there."),
+    "penalty_scope": ("SCOPE", "Which ids count for these two."),
+    "no_repeat_ngram_size": ("N", "No N ids twice in the same order."),
+    "dry_multiplier": ("F", "Penalise what continues a repetition; 0 is off."),
+    "dry_base": ("B", "How fast that grows with the repetition's length."),
+    "dry_allowed_length": ("N", "Repetitions below this length cost nothing."),
+    "dry_sequence_breakers": (IDS, "Ids across which nothing counts as repeated."),
+    "length_decay": ("N,X", "After N tokens make the end likelier, by X a token."),
+    "min_keep": ("N", "The cutting steps leave at least N tokens."),
+}
+WHOLE = ("N", "K")  # how whole numbers are written above
+
+
+def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with every policy flag; it takes those that were given as `flags`, by parameter and checked."""
+    own = inspect.signature(command, eval_str=True)
+    added = {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_option(name, how, text), annotation=str)
+        for name, (how, text) in HELP.items()
+    }
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        flags = {name: read(name, given[name]) for name in added if given[name] is not None}
+        others = {name: value for name, value in given.items() if name not in added}
+        return command(**others, flags=flags)
+
+    kept = [p for p in own.parameters.values() if p.name != "flags"]
+    taken = {name: p for name, p in added.items() if name not in own.parameters}
+    positional = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in kept]
+    run.__signature__ = inspect.Signature([*positional, *taken.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*positional, *taken.values()]}
+    del run.__wrapped__
+    return run
+
+
+def _option(name: str, how: str, text: str) -> Any:
+    return typer.Option(None, f"--{name.replace('_', '-')}", metavar=how, help=text)
+
+
+def read(name: str, text: str) -> Any:
+    """What a flag's text says, as the policy takes it; the policy checks it."""
+    try:
+        if name in ("preset", "steps"):
+            return text if name == "preset" else tuple(s.strip() for s in text.split(",") if s.strip())
+        if name == "banned_sequences":
+            return [[int(i) for i in s.split(",")] for s in text.split(";")]
+        if name == "logit_bias":
+            pairs = [pair.partition("=") for pair in text.split(",")]
+            return [(int(i), float(b)) for i, _, b in pairs]
+        if name == "length_decay":
+            start, _, factor = text.partition(",")
+            return int(start), float(factor)
+        if HELP[name][0] == IDS:
+            return [int(i) for i in text.split(",")]
+        if HELP[name][0] == "SCOPE":
+            return int(text) if text.isdecimal() else text
+        return int(text) if HELP[name][0] in WHOLE else float(text)
+    except ValueError:
+        how = HELP[name][0]
+        form = f"of the form {how}" if "," in how or ";" in how or how == IDS else "a number"
+        raise ParameterError(name, text, "a whole number" if how in WHOLE else form) from None
+
+
+def policy_of(flags: Mapping[str, Any]) -> Policy:
+    """The policy that the flags say, with a preset's values where one is named."""
+    from glassbox.policy.policy import Policy
+
+    values = {"order" if name == "steps" else name: value for name, value in flags.items() if name != "preset"}
+    return Policy.preset(flags["preset"], **values) if "preset" in flags else Policy(**values)
+
+
+def policy(flags: dict[str, Any], as_json: bool = JsonOption) -> None:
+    """Show the steps of a policy in the order they run, each with its values and its formula."""
+    from glassbox.policy.presets import preset
+
+    made = policy_of(flags)
+    found = preset(flags.get("preset", "glassbox"))
+    rows = [row(made, name) for name in made.order]
+    notes = list(found.notes)
+    if as_json:
+        print_json({"preset": flags.get("preset"), "policy": made.to_dict(), "steps": rows, "notes": notes})
+        return
+    for i, r in enumerate(rows, start=1):
+        values = " ".join(f"{p} {text}" for p, text in r["shown"].items())
+        print(f"{i:>2} {'on ' if r['on'] else 'off'} {r['name']}: {values}")
+        print(f"       {r['formula']}")
+        print(f"       {r['source']}; " + ("the best stays the best" if r["argmax_invariant"] else "may move the best"))
+    for note in notes:
+        print(f"note: {note}")
+
+
+def row(made: Policy, name: str) -> dict[str, Any]:
+    """One step as plain values."""
+    from glassbox.policy.table import STEPS, formula, source
+
+    step = STEPS[name].build(made)
+    kind: Any = STEPS[name].kind if step is None else type(step)
+    return {
+        "name": name,
+        "on": step is not None,
+        "shown": dict(made.shown(name)),
+        "parameters": {p: made.to_dict()[p] for p in STEPS[name].parameters},
+        "argmax_invariant": kind.argmax_invariant,
+        "formula": formula(kind),
+        "source": source(kind),
+    }
