@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,7 +60,7 @@ def load(
     called, limit = check.model_name(name), check.bytes_limit("kv_limit", kv_limit)
     if called == "bigram":
         return Model("bigram", BigramModel(announce), Tokenizer.from_gguf(METADATA), METADATA, "bigram")
-    file = open_checkpoint(resolve(called, progress=progress))
+    file = open_checkpoint(resolve(os.fspath(name), progress=progress))
     refuse_what_is_no_model(file)
     transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
     return Model(called, transformer, tokenizer_of(file), said_by(file), model_digest(file.files), file.path)

@@ -24,6 +24,7 @@ import numpy as np
 
 from glassbox.api import Model, encoding_of, fresh_cache
 from glassbox.engine import Engine
+from glassbox.errors import PromptError
 from glassbox.generation import Generation, Request
 from glassbox.model.execute import Executor, Part
 from glassbox.model.kernels.pack import LAYOUTS
@@ -176,11 +177,16 @@ def cold_start(model: Model) -> float:
     """Seconds from process start to the first token of a short prompt, kernels compiled before."""
     code = (
         "import sys, glassbox\n"
-        "stream = glassbox.load(sys.argv[1]).stream('Hello', max_tokens=2)\n"
+        "prompt = {'prompt': 'Hello'} if sys.argv[2] == 'text' else {'ids': [0, 1]}\n"
+        "stream = glassbox.load(sys.argv[1]).stream(**prompt, max_tokens=2)\n"
         "print(next(stream).id, flush=True)"
     )
+    try:
+        kind = "text" if model.encode("Hello").ids else "ids"
+    except PromptError:  # it has no tokenizer, or one that cannot say it
+        kind = "ids"
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, str(model.path or model.name)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(model.path or model.name), kind], check=True, capture_output=True)
     return time.perf_counter() - begin
 
 

@@ -47,10 +47,13 @@ SAMPLING: Mapping[str, str] = {
 def folder_metadata(folder: Path, generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """What a folder says beside its weights, under a GGUF file's keys: sampling, and the digests of the tokenizer.
 
-    Sampling counts only where the folder asks for it (`do_sample`), as transformers has it.
+    Sampling counts only where the folder asks for it (`do_sample`), as transformers has it; where it asks for none, the
+    temperature is 0.
     """
     said: dict[str, Any] = {}
-    if generation_config.get("do_sample") is True:
+    if generation_config.get("do_sample") is False:
+        said["general.sampling.temp"] = 0.0
+    elif generation_config.get("do_sample") is True:
         found = {SAMPLING[k]: generation_config[k] for k in SAMPLING if generation_config.get(k) is not None}
         said |= {k: v for k, v in found.items() if type(v) in (int, float)}
     for name in TOKENIZER:

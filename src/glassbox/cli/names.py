@@ -23,7 +23,7 @@ class Named(Protocol):
 
 def model_name(given: str) -> str:
     """A model's name as it was given; of a path, the file."""
-    return given if given.startswith("hf:") else Path(given).name
+    return given if given.startswith("hf:") else Path(given).name or Path(given).resolve().name
 
 
 def described(model: Model) -> str:

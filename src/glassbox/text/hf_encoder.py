@@ -6,6 +6,7 @@ words, then merge (the library's BPE) or take the best path (unigram.py).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -156,10 +157,13 @@ class HfEncoder:
         assert self._unigram is not None
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
-        for word, (a, b) in self._words(part, first):
-            here = self._unigram.encode(word)
-            ids += [t for t, _, _ in here.spans]
-            offsets += [(a, b)] * len(here.spans)
+        for word, (begin, end) in self._words(part, first):
+            more = len(word) - (end - begin)  # the space that the tokenizer puts in front is no part of the text
+            starts = list(accumulate((len(c.encode()) for c in word), initial=0))  # of each character, in bytes
+            for token, *span in self._unigram.encode(word).spans:
+                a, b = (min(max(begin, begin + bisect_left(starts, byte) - more), end) for byte in span)
+                ids.append(token)
+                offsets.append((a, b))
         return ids, offsets
 
     def _explain(self, part: str, first: bool) -> list[Word]:

@@ -55,10 +55,14 @@ class Rendered:
 class ChatTemplate:
     """A model's chat template. Raises TemplateError if it cannot be parsed, or is for jinja2 only."""
 
-    def __init__(self, source: str, *, bos: str, eos: str, name: str = "default") -> None:
+    def __init__(
+        self, source: str, *, bos: str, eos: str, name: str = "default", specials: Mapping[str, str] | None = None
+    ) -> None:
+        """specials: other tokens a template may name, such as unk_token."""
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
         self.source, self.bos, self.eos, self.name = source, bos, eos, name
+        self._named = {"bos_token": bos, "eos_token": eos, **(specials or {})}
         self._runs, plain = rewritten(source), without_generation(source)
         self._marks_generated = plain != source
         self._tame = is_tame(plain)
@@ -102,7 +106,7 @@ class ChatTemplate:
         now = now or datetime.now()
         flags: dict[str, object] = {
             "add_generation_prompt": add_generation_prompt and not continue_final,
-            **{key: value for key, value in (("bos_token", self.bos), ("eos_token", self.eos)) if value},
+            **{key: value for key, value in self._named.items() if value},
         }
         strings: list[str] = []
 

@@ -14,8 +14,10 @@ GIVEN = "given"  # the name of a template that is the caller's, not the model's
 class Templates:
     """Each is parsed when it is first asked for."""
 
-    def __init__(self, sources: Mapping[str, str], *, bos: str, eos: str) -> None:
-        self.sources, self.bos, self.eos = dict(sources), bos, eos
+    def __init__(
+        self, sources: Mapping[str, str], *, bos: str, eos: str, specials: Mapping[str, str] | None = None
+    ) -> None:
+        self.sources, self.bos, self.eos, self.specials = dict(sources), bos, eos, specials
         self._made: dict[str, ChatTemplate] = {}
 
     def __bool__(self) -> bool:
@@ -31,7 +33,7 @@ class Templates:
         Raises TemplateError: there is none, it has no such name, or it cannot be parsed.
         """
         if asked is not None and asked not in self.sources and ("{{" in asked or "{%" in asked):
-            return ChatTemplate(asked, bos=self.bos, eos=self.eos, name=GIVEN)
+            return self._parsed(asked, GIVEN)
         if not self.sources:
             raise TemplateError("the model has no chat template")
         listed = ", ".join(sorted(self.sources))
@@ -41,5 +43,8 @@ class Templates:
         if name not in self.sources:
             raise TemplateError(f"the model has several chat templates and no default: name one of {listed}")
         if name not in self._made:
-            self._made[name] = ChatTemplate(self.sources[name], bos=self.bos, eos=self.eos, name=name)
+            self._made[name] = self._parsed(self.sources[name], name)
         return self._made[name]
+
+    def _parsed(self, source: str, name: str) -> ChatTemplate:
+        return ChatTemplate(source, bos=self.bos, eos=self.eos, name=name, specials=self.specials)

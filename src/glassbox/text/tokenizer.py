@@ -164,7 +164,9 @@ class Tokenizer:
         """All chat templates of the model, by name."""
         facts = self.facts
         sources = facts.templates or ({} if facts.template is None else {"default": facts.template})
-        return Templates(sources, bos=self.bos, eos=self.eos)
+        named = {"unk_token": "unknown", "pad_token": "padding"}
+        specials = {k: self.vocab.pieces[facts.special[role]] for k, role in named.items() if role in facts.special}
+        return Templates(sources, bos=self.bos, eos=self.eos, specials=specials)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

@@ -48,7 +48,15 @@ def fetch(name: str, progress: Progress) -> Path:
     with _one_sentence(name), _quiet():
         files = part_names(file) if file else []
         if not files or not all(isinstance(huggingface_hub.try_to_load_from_cache(called, f), str) for f in files):
-            _reach(name, endpoint or huggingface_hub.constants.ENDPOINT)
+            kept = None if file else _kept(called, Path(huggingface_hub.constants.HF_HUB_CACHE))
+            try:
+                if huggingface_hub.constants.HF_HUB_OFFLINE and kept is not None:
+                    return kept
+                _reach(name, endpoint or huggingface_hub.constants.ENDPOINT)
+            except ModelNotFound:
+                if kept is None:
+                    raise
+                return kept  # what was fetched last, as far as anyone can tell
         if not file:
             progress("asking the hub", 0, None)
             listed = huggingface_hub.HfApi(endpoint=endpoint).list_repo_files(called)
@@ -57,6 +65,23 @@ def fetch(name: str, progress: Progress) -> Path:
                 return _folder(name, set(listed), get)
         first, *_ = map(get, files)
         return first
+
+
+def _kept(repo: str, cache: Path) -> Path | None:
+    """The repository's file or folder as the hub's cache has it, if all of it is there."""
+    root = cache / f"models--{repo.replace('/', '--')}"
+    try:
+        snapshot = root / "snapshots" / (root / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    files = [p.relative_to(snapshot).as_posix() for p in snapshot.rglob("*") if p.is_file()]
+    if ggufs := sorted({part_names(f)[0] for f in files if f.lower().endswith(".gguf")}):
+        whole = len(ggufs) == 1 and set(part_names(ggufs[0])) <= set(files)
+        return snapshot / ggufs[0] if whole else None
+    if CONFIG not in files or not {WHOLE, INDEX} & set(files):
+        return None
+    weights = [WHOLE] if WHOLE in files else shards_of(snapshot)
+    return snapshot if set(weights) <= set(files) else None
 
 
 def cached() -> Iterator[tuple[str, int]]:
