@@ -375,3 +375,21 @@ def test_a_broken_model_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError) as e:
         Tokenizer.from_gguf(gguf_of(data, precompiled_charsmap=[1, 2, 3], model="t5"))
     assert e.value.field == "tokenizer.ggml.precompiled_charsmap"
+
+
+def test_an_unknown_character_of_unigram_has_a_span_of_its_own(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path / "u", MAKERS["unigram"]()))
+    text = "a \U00012345b a"  # a cuneiform sign, which no training text has
+    e = tokenizer.encode(text, add_special=False)
+    (at,) = [i for i, token in enumerate(e.ids) if token == tokenizer.facts.special["unknown"]]
+    assert e.spans[at] == (2, 6) and len(e.lossy) == 4
+
+
+def test_templates_may_name_the_unknown_and_the_padding_token(tmp_path: Path) -> None:
+    source = "[{{ unk_token }}{{ pad_token }}{{ sep_token }}]{{ messages[0].content }}"
+    folder = write_folder(
+        tmp_path / "t", MAKERS["spm-first"](), unk_token="<unk>", pad_token=SPECIAL[0], chat_template=source
+    )
+    template = Tokenizer.from_folder(folder).template
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]).text == f"[<unk>{SPECIAL[0]}]x"

@@ -17,7 +17,9 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 import glassbox
+from glassbox.bench import cold_start
 from glassbox.cli.main import run as cli
+from glassbox.cli.names import model_name
 from glassbox.errors import ModelFormatError
 
 CASES, LOGITS = tiny_weights.load()
@@ -170,3 +172,21 @@ def test_templates_of_a_folder_by_name(tmp_path: Path, capsys: pytest.CaptureFix
     said = json.loads(capsys.readouterr().out)
     digests = [hashlib.sha256(f.read_bytes()).hexdigest() for f in (path / "chat_template.jinja", *path.glob("a*/*"))]
     assert [(t["name"], t["sha256"]) for t in said["templates"]] == list(zip(("default", "rag"), digests, strict=True))
+
+
+def test_a_folder_that_asks_for_no_sampling_is_greedy(tmp_path: Path) -> None:
+    path = write(tmp_path / "m", arrays_of(CASE))
+    (path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.3}')
+    assert glassbox.load(path).metadata["general.sampling.temp"] == 0.0
+    (path / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.3}')
+    assert glassbox.load(path).metadata["general.sampling.temp"] == 0.3
+
+
+def test_a_folder_without_a_tokenizer_can_be_measured(tmp_path: Path) -> None:
+    assert cold_start(glassbox.load(write(tmp_path / "m", arrays_of(CASE)))) > 0
+    assert cold_start(glassbox.load("bigram")) > 0
+
+
+def test_a_model_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write(tmp_path / "mine", arrays_of(CASE)))
+    assert model_name(".") == "mine"

@@ -232,6 +232,23 @@ def test_shards_are_those_that_the_index_names(hub: Hub) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("missing", ["", "config.json", "model-00002-of-00002.safetensors"])
+def test_a_folder_that_was_fetched_whole_is_there_without_the_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    index = json.dumps({"weight_map": {**dict(zip("ab", SHARDS, strict=True))}}).encode()
+    hub.repos["some/shards"] = FOLDER | SHARDS | {"model.safetensors.index.json": index}
+    path = resolve("hf:some/shards")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    if not missing:
+        assert resolve("hf:some/shards") == path
+        return
+    (path / missing).unlink()
+    with pytest.raises(ModelNotFound, match="cannot be reached"):
+        resolve("hf:some/shards")
+
+
+@pytest.mark.timeout(60)
 def test_a_hostile_index_fetches_nothing_else(hub: Hub) -> None:
     index = json.dumps({"weight_map": {"a": "../one/one.Q8_0.gguf"}}).encode()
     hub.repos["some/bad"] = FOLDER | {"model.safetensors.index.json": index}
