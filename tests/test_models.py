@@ -214,7 +214,8 @@ def test_what_needs_text_says_why_it_cannot_be(bare: glassbox.Model) -> None:
 def test_a_folder_says_how_to_sample_where_it_asks_for_it(tmp_path: Path) -> None:
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None, "eos_token_id": 2}
     assert folder_metadata(tmp_path, settings) == {"general.sampling.temp": 0.6, "general.sampling.top_p": 0.9}
-    assert folder_metadata(tmp_path, settings | {"do_sample": False}) == {}
+    assert folder_metadata(tmp_path, settings | {"do_sample": False}) == {"general.sampling.temp": 0.0}
+    assert folder_metadata(tmp_path, {"temperature": 0.6}) == {}
 
 
 def test_a_tokenizer_has_a_digest_of_all_that_decides_ids(tmp_path: Path) -> None:
