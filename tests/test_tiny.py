@@ -274,6 +274,20 @@ def test_a_null_is_not_a_default() -> None:
     assert not spec_from_config(changed("mistral-a", sliding_window=None)).local
 
 
+NAN = ["gemma2-a:model.norm.weight", "gemma2-a:model.layers.1.self_attn.k_proj.weight",
+       "mixtral-a:model.layers.0.post_attention_layernorm.weight", "opt-a:model.decoder.layers.0.fc1.bias"]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NAN)
+def test_nan_in_weights_is_nan_in_logits(where: str) -> None:
+    """Whatever stands between: a cap, a softmax, a choice of experts, ReLU."""
+    case, name = where.split(":")
+    file = tiny_weights.checkpoint(case, CASES)
+    arrays = {**file.arrays, name: np.full_like(file.arrays[name], np.nan)}
+    model = TransformerModel(tiny_weights.Memory(file.config, arrays), threads=1)
+    assert np.isnan(run(model, ids_of(case), rows="all")).all()
+
+
 @pytest.mark.parametrize("case", ["llama-b", "gpt2-a", "mixtral-a", "stablelm-b", "bloom-a"])
 def test_each_tensor_is_needed_and_no_other_taken(case: str) -> None:
     file = tiny_weights.checkpoint(case, CASES)
