@@ -181,6 +181,8 @@ def test_a_part_of_a_head_is_refused_where_the_code_rotates_all(name: str, key: 
     assert spec_from_config(config | {key: 1.0}) == spec_from_config(config)
     with pytest.raises(ModelFormatError, match=rf"config\.json {key}: is 0\.5, but this architecture does not read it"):
         spec_from_config(config | {key: 0.5})
+    with pytest.raises(ModelFormatError, match=f"{key}: is True, but must be a positive number"):
+        spec_from_config(config | {key: True})
 
 
 @pytest.mark.parametrize("name", NO_PARTIAL)
@@ -206,7 +208,7 @@ def test_each_architecture_has_its_own_spelling() -> None:
         assert spec_from_config(GPT_NEOX | {key: same}) == spec_from_config(GPT_NEOX)
         with pytest.raises(ModelFormatError, match=f"{key}: is {other}, but this architecture does not read it"):
             spec_from_config(GPT_NEOX | {key: other})
-    with pytest.raises(ModelFormatError, match="rotary_emb_base: is 500, but this architecture does not read it"):
+    with pytest.raises(ModelFormatError, match=r"rotary_emb_base: is 500\.0, but this architecture does not read it"):
         spec_from_config(MISTRAL | {"rotary_emb_base": 500})
 
 
@@ -254,3 +256,5 @@ def test_windows_are_none_only_where_they_may_be() -> None:
         ):
             spec_from_config(config)
     assert not spec_from_config(qwen | {"sliding_window": 0}).local, "it is not used"
+    with pytest.raises(ModelFormatError, match="sliding_window: is 'x', but must be a whole number"):
+        spec_from_config(qwen | {"sliding_window": "x"})

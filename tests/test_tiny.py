@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
 from glassbox.model.rope import RopeTables, frequencies
 from glassbox.model.transformer import write
+from glassbox.model.weights import check_weights
 from glassbox.weights.quant import FORMATS, decode
 
 CASES, LOGITS = tiny_weights.load()
@@ -297,9 +299,26 @@ def test_each_tensor_is_needed_and_no_other_taken(case: str) -> None:
         with pytest.raises(ModelFormatError) as caught:
             TransformerModel(less, threads=1)
         assert caught.value.field == name
+        with pytest.raises(ModelFormatError, match="missing"):
+            check_weights(less, spec_from_config(less.config))
     more = tiny_weights.Memory(file.config, {**file.arrays, "model.layers.0.extra.weight": np.zeros(3, np.float32)})
     with pytest.raises(ModelFormatError, match=r"extra.weight: is not part of the"):
         TransformerModel(more, threads=1)
+    with pytest.raises(ModelFormatError, match=r"extra.weight: is not part of the"):
+        check_weights(more, spec_from_config(more.config))
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_headers_are_checked_without_data(case: str) -> None:
+    """As loading does, of every model that loads and of each tensor that is too long."""
+    file = tiny_weights.checkpoint(case, CASES)
+    file.raw = file.read = None
+    check_weights(file, spec_from_config(file.config))
+    for name, t in file.tensors.items():
+        file.tensors[name] = replace(t, shape=(t.shape[0] + 8, *t.shape[1:]))
+        with pytest.raises(ModelFormatError, match=r"has shape .*, but .* needed"):
+            check_weights(file, spec_from_config(file.config))
+        file.tensors[name] = t
 
 
 def test_a_tied_head_may_stand_twice_but_must_be_the_embedding() -> None:

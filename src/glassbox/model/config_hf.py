@@ -181,7 +181,7 @@ def _window(read: Fields, row: Architecture, layers: int, no_rope: frozenset[int
     if row.window in ("from", "used", "no rope") and not read.flag("use_sliding_window"):
         if said is not None and set(said) != {"full_attention"}:
             read.fail("layer_types", "has windows, but use_sliding_window is false")
-        read.get("sliding_window")
+        read.whole_or_off("sliding_window")
         return 0, frozenset()
     width = _window_width(read, row, said is not None and "sliding_attention" in said)
     if not width:
