@@ -164,3 +164,97 @@ def test_published_configs_are_read(name: str) -> None:
 def test_one_more_key_is_refused(name: str) -> None:
     with pytest.raises(ModelFormatError, match=r"config\.json attention_sinks: is set, which Glassbox does not know"):
         spec_from_config(PUBLISHED[name][0] | {"attention_sinks": 4})
+
+
+# --- what transformers 5.24 ignores or fails at, so that no right answer is known ---
+
+GPT_NEOX, GEMMA2, GEMMA3, MISTRAL = (
+    PUBLISHED[n][0] for n in ("pythia 70m", "gemma 2 2b", "gemma 3 1b", "mistral 7b v0.1")
+)
+NO_PARTIAL = [n for n in PUBLISHED if PUBLISHED[n][0]["model_type"] not in ("phi3", "gpt_neox", "gpt2", "opt", "bloom")]
+
+
+@pytest.mark.parametrize("key", ["partial_rotary_factor", "rotary_pct"])
+@pytest.mark.parametrize("name", NO_PARTIAL)
+def test_a_part_of_a_head_is_refused_where_the_code_rotates_all(name: str, key: str) -> None:
+    config = PUBLISHED[name][0]
+    assert spec_from_config(config | {key: 1.0}) == spec_from_config(config)
+    with pytest.raises(ModelFormatError, match=rf"config\.json {key}: is 0\.5, but this architecture does not read it"):
+        spec_from_config(config | {key: 0.5})
+    with pytest.raises(ModelFormatError, match=f"{key}: is True, but must be a positive number"):
+        spec_from_config(config | {key: True})
+
+
+@pytest.mark.parametrize("name", NO_PARTIAL)
+def test_so_it_is_inside_rope_parameters(name: str) -> None:
+    config = {key: value for key, value in PUBLISHED[name][0].items() if key != "rope_scaling"}
+    nested = config["model_type"] == "gemma3_text"
+    for kind in ("full_attention", "sliding_attention") if nested else ("",):
+        for part in (1.0, 0.5):
+            rope: dict[str, Any] = {"rope_type": "default", "partial_rotary_factor": part}
+            changed = config | {"rope_parameters": {kind: rope} if nested else rope}
+            if part == 1.0:
+                assert spec_from_config(changed) == spec_from_config(config)
+            else:
+                with pytest.raises(
+                    ModelFormatError, match=r"partial_rotary_factor: is 0\.5, but this architecture rot"
+                ):
+                    spec_from_config(changed)
+
+
+def test_each_architecture_has_its_own_spelling() -> None:
+    assert spec_from_config(GPT_NEOX | {"rotary_pct": 0.5}).rope == Rope(1e4, 32)
+    for key, same, other in (("partial_rotary_factor", 0.25, 0.5), ("rope_theta", 10000, 500.0)):
+        assert spec_from_config(GPT_NEOX | {key: same}) == spec_from_config(GPT_NEOX)
+        with pytest.raises(ModelFormatError, match=f"{key}: is {other}, but this architecture does not read it"):
+            spec_from_config(GPT_NEOX | {key: other})
+    with pytest.raises(ModelFormatError, match=r"rotary_emb_base: is 500\.0, but this architecture does not read it"):
+        spec_from_config(MISTRAL | {"rotary_emb_base": 500})
+
+
+@pytest.mark.parametrize(
+    "old", [{"type": "linear", "factor": 4.0}, LLAMA3 | {"factor": 8.0}, {"rope_type": "default"}], ids=str
+)
+def test_two_spellings_must_agree(old: dict[str, Any]) -> None:
+    config = PUBLISHED["llama 3.2 1b"][0]
+    both = config | {"rope_parameters": LLAMA3 | {"rope_theta": 500000.0}}
+    assert spec_from_config(both) == spec_from_config(config)
+    with pytest.raises(ModelFormatError, match=r"config\.json rope_scaling: differs from rope_parameters"):
+        spec_from_config(both | {"rope_scaling": old})
+    with pytest.raises(ModelFormatError, match=r"config\.json rope_scaling: differs from rope_parameters"):
+        spec_from_config(GEMMA3 | {"rope_parameters": {"full_attention": LLAMA3}, "rope_scaling": old})
+
+
+def test_caps_are_positive_or_null_and_only_where_they_are() -> None:
+    for config, key in (
+        (GEMMA2, "attn_logit_softcapping"),
+        (GEMMA2, "final_logit_softcapping"),
+        (GEMMA3, "final_logit_softcapping"),
+    ):
+        for zero in (0.0, 0):
+            with pytest.raises(ModelFormatError, match=f"{key}: is {zero}, but must be a positive number"):
+                spec_from_config(config | {key: zero})
+    assert spec_from_config(GEMMA3 | {"final_logit_softcapping": 30.0}).logit_cap == 30.0
+    for value in (50.0, 0.0):
+        with pytest.raises(ModelFormatError, match=f"attn_logit_softcapping: is {value}, which is not supported"):
+            spec_from_config(GEMMA3 | {"attn_logit_softcapping": value})
+
+
+def test_windows_are_none_only_where_they_may_be() -> None:
+    phi3 = PUBLISHED["phi 3 mini 128k"][0]
+    mixtral = MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    for config in (GEMMA2, GEMMA3, MISTRAL, mixtral, phi3):
+        with pytest.raises(ModelFormatError, match="sliding_window: is 0, but must be a whole number from 1"):
+            spec_from_config(config | {"sliding_window": 0})
+    for config in (MISTRAL, mixtral, phi3):
+        assert not spec_from_config(config | {"sliding_window": None}).local
+    qwen = PUBLISHED["qwen3 0.6b"][0]
+    windowed = qwen | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 28}
+    for config in (GEMMA2 | {"sliding_window": None}, GEMMA3 | {"sliding_window": None}, windowed):
+        with pytest.raises(
+            ModelFormatError, match="sliding_window: is missing, but layers of this model have a window"
+        ):
+            spec_from_config(config)
+    assert not spec_from_config(qwen | {"sliding_window": 0}).local, "it is not used"
+    with pytest.raises(ModelFormatError, match="sliding_window: is 'x', but must be a whole number"):
+        spec_from_config(qwen | {"sliding_window": "x"})

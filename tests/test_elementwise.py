@@ -38,6 +38,11 @@ def capped(x: int, out: int, n: int) -> None:
 
 
 @njit
+def softmax(x: int, n: int) -> None:
+    ew.softmax_row(x, n)
+
+
+@njit
 def choose(scores: int, to: int, experts: int, used: int, normed: int, scratch: int) -> None:
     ew.choose_experts(scores, to, experts, used, normed, scratch)
 
@@ -73,6 +78,36 @@ def test_functions(kernel: Callable[..., None], right: Callable[[float], float],
         exact = np.array([right(float(v)) if abs(v) < 100 else limit(right, float(v)) for v in x])
     scale = np.maximum(np.abs(exact), np.abs(x) * 1e-2)
     assert (np.abs(out - exact) <= relative * scale).all(), x[np.argmax(np.abs(out - exact) / np.maximum(scale, 1e-38))]
+
+
+@pytest.mark.parametrize("kernel", [erf_gelu, tanh_gelu, silu, relu, capped], ids=lambda k: k.__name__)
+def test_nan_stays_nan(kernel: Callable[..., None]) -> None:
+    """In its own lane, and in no other."""
+    x = np.linspace(-3, 3, 16, dtype=np.float32)
+    whole, out = np.zeros(16, np.float32), np.zeros(16, np.float32)
+    kernel(x.ctypes.data, whole.ctypes.data, 16)
+    x[[0, 11]] = np.nan, -np.nan
+    kernel(x.ctypes.data, out.ctypes.data, 16)
+    assert np.isnan(out).nonzero()[0].tolist() == [0, 11]
+    assert np.array_equal(np.delete(out, [0, 11]), np.delete(whole, [0, 11])) and np.isfinite(whole).all()
+
+
+@pytest.mark.parametrize("where", [[0], [5, 9], list(range(16))], ids=["first", "two", "all"])
+def test_softmax_of_nan_is_nan(where: list[int]) -> None:
+    x = np.linspace(-3, 3, 16, dtype=np.float32)
+    x[where] = np.nan
+    softmax(x.ctypes.data, 16)
+    assert np.isnan(x).all()
+
+
+@pytest.mark.parametrize("normed", [0, 1])
+def test_experts_of_nan_have_weights_of_nan(normed: int) -> None:
+    scores = np.array([1, np.nan, 2, 0, -1], np.float32)
+    to, scratch = np.zeros(8, np.float32), np.zeros(64, np.float32)
+    choose(scores.ctypes.data, to.ctypes.data, 5, 3, normed, scratch.ctypes.data)
+    assert np.isnan(to[:3]).all()
+    chosen = to[3:6].astype(int).tolist()
+    assert len(set(chosen)) == 3 and set(chosen) <= set(range(5))
 
 
 def limit(right: Callable[[float], float], x: float) -> float:

@@ -140,6 +140,19 @@ def test_an_unknown_folder_is_shown_too(say: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_tensors_that_do_not_fit_the_config_are_shown(say: Any, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96,
+        "intermediate_size": 96, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    for rows, words in ((96, "layers.0.input_layernorm.weight: is missing"), (95, "[95, 64], but [96, 64] is needed")):
+        weights = {"model.embed_tokens.weight": np.zeros((rows, 64), np.float32)}
+        path = folder(tmp_path / str(rows), {"config.json": config, "model.safetensors": tensors(weights)})
+        got = shown(say, path)
+        assert words in got["problem"] and got["spec"]["layers"] == 2
+        assert "cannot run" in say("show-model", str(path))
+
+
 @pytest.mark.model
 def test_real_models(say: Any, smollm2_path: Path, gemma3_path: Path) -> None:
     smol, gemma = shown(say, smollm2_path), shown(say, gemma3_path, "--context", "2048")

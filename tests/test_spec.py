@@ -80,6 +80,7 @@ def test_what_is_not_done_is_refused_unless_it_is_off(arch: str, key: str, on: o
     [
         ("llama", "attn_logit_softcapping", 50.0, 0.0),
         ("llama", "final_logit_softcapping", 30.0, 0.0),
+        ("gemma3", "attn_logit_softcapping", 50.0, 0.0),
         ("gemma3", "expert_count", 8, 0),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from glassbox.model.model import TransformerModel, forward
 from glassbox.model.points import all_points
 from glassbox.model.rope import RopeTables, frequencies
 from glassbox.model.transformer import write
+from glassbox.model.weights import check_weights
 from glassbox.weights.quant import FORMATS, decode
 
 CASES, LOGITS = tiny_weights.load()
@@ -274,6 +276,20 @@ def test_a_null_is_not_a_default() -> None:
     assert not spec_from_config(changed("mistral-a", sliding_window=None)).local
 
 
+NAN = ["gemma2-a:model.norm.weight", "gemma2-a:model.layers.1.self_attn.k_proj.weight",
+       "mixtral-a:model.layers.0.post_attention_layernorm.weight", "opt-a:model.decoder.layers.0.fc1.bias"]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NAN)
+def test_nan_in_weights_is_nan_in_logits(where: str) -> None:
+    """Whatever stands between: a cap, a softmax, a choice of experts, ReLU."""
+    case, name = where.split(":")
+    file = tiny_weights.checkpoint(case, CASES)
+    arrays = {**file.arrays, name: np.full_like(file.arrays[name], np.nan)}
+    model = TransformerModel(tiny_weights.Memory(file.config, arrays), threads=1)
+    assert np.isnan(run(model, ids_of(case), rows="all")).all()
+
+
 @pytest.mark.parametrize("case", ["llama-b", "gpt2-a", "mixtral-a", "stablelm-b", "bloom-a"])
 def test_each_tensor_is_needed_and_no_other_taken(case: str) -> None:
     file = tiny_weights.checkpoint(case, CASES)
@@ -283,9 +299,26 @@ def test_each_tensor_is_needed_and_no_other_taken(case: str) -> None:
         with pytest.raises(ModelFormatError) as caught:
             TransformerModel(less, threads=1)
         assert caught.value.field == name
+        with pytest.raises(ModelFormatError, match="missing"):
+            check_weights(less, spec_from_config(less.config))
     more = tiny_weights.Memory(file.config, {**file.arrays, "model.layers.0.extra.weight": np.zeros(3, np.float32)})
     with pytest.raises(ModelFormatError, match=r"extra.weight: is not part of the"):
         TransformerModel(more, threads=1)
+    with pytest.raises(ModelFormatError, match=r"extra.weight: is not part of the"):
+        check_weights(more, spec_from_config(more.config))
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_headers_are_checked_without_data(case: str) -> None:
+    """As loading does, of every model that loads and of each tensor that is too long."""
+    file = tiny_weights.checkpoint(case, CASES)
+    file.raw = file.read = None
+    check_weights(file, spec_from_config(file.config))
+    for name, t in file.tensors.items():
+        file.tensors[name] = replace(t, shape=(t.shape[0] + 8, *t.shape[1:]))
+        with pytest.raises(ModelFormatError, match=r"has shape .*, but .* needed"):
+            check_weights(file, spec_from_config(file.config))
+        file.tensors[name] = t
 
 
 def test_a_tied_head_may_stand_twice_but_must_be_the_embedding() -> None:

@@ -18,6 +18,7 @@ from glassbox.cache.pages import KINDS
 from glassbox.errors import GlassboxError, ParameterError
 from glassbox.model.config import spec_of
 from glassbox.model.spec import ModelSpec
+from glassbox.model.weights import check_weights
 from glassbox.provenance import tokenizer_digest
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.template_files import templates_from_folder, templates_from_gguf
@@ -42,6 +43,7 @@ def describe(path: Path, context: int | None = None) -> dict[str, Any]:
     try:
         refuse_what_is_no_model(file)
         spec = spec_of(file)
+        check_weights(file, spec)
     except GlassboxError as e:
         problem = str(e)
     tokenizer, text_problem = _tokenizer(file)

@@ -33,7 +33,8 @@ class Architecture:
     position_offset: int | None = None  # not None: positions are learned
     biases: tuple[str, ...] = ()  # always there
     experts: bool = False
-    caps: tuple[float, float] | None = None  # not None: files may cap scores and logits; these if they say nothing
+    attn_cap: float | None = None  # not None: files may cap scores; so if they say nothing
+    logit_cap: float | None = None  # the same of logits
     multipliers: bool = False  # files may scale the embedding, the residuals, the scores and the logits
     logit_scale: float = 0.0  # not 0: files may scale the logits
     # --- config.json
@@ -41,7 +42,9 @@ class Architecture:
     tied: bool = False
     theta: float = 10000.0
     local_theta: float = 0.0  # not 0: local layers have a rotary embedding of their own
-    partial: float = 1.0  # the part of a head that is rotated
+    theta_key: str = "rope_theta"
+    partial: float = 0.0  # not 0: files may rotate only a part of a head; this part if they say nothing
+    partial_key: str = "partial_rotary_factor"
     head_width: int = 0  # 0: width / heads
     head_key: bool = True  # files may say head_dim
     kv_default: bool = False  # as many key-value heads as heads, if files say nothing
@@ -94,16 +97,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gemma2": Architecture(
         gguf="gemma2", activation="gelu", post_norms=True, scaled_embedding=True, tied=True, head_width=256,
-        caps=(50.0, 30.0), window="alternate", window_default=4096, query_scalar=256, norms_shifted=True,
+        attn_cap=50.0, logit_cap=30.0, window="alternate", window_default=4096, query_scalar=256, norms_shifted=True,
         bias_keys=BIAS, gguf_pattern=2, scale_by_width=46,  # 46: Gemma 2 27B
     ),
     "gemma3_text": Architecture(
         gguf="gemma3", activation="gelu", qk_norm="head", post_norms=True, scaled_embedding=True, tied=True,
-        head_width=256, caps=(0.0, 0.0), window="sixth", window_default=4096, query_scalar=256, theta=1e6,
+        head_width=256, logit_cap=0.0, window="sixth", window_default=4096, query_scalar=256, theta=1e6,
         local_theta=10000.0, norms_shifted=True, bias_keys=BIAS, gguf_pattern=6,
         scale_by_width=62,  # 62: Gemma 3 27B, as in llama.cpp's llama-model.cpp
     ),
-    "phi3": Architecture(gguf="phi3", kv_default=True, window="all"),
+    "phi3": Architecture(gguf="phi3", kv_default=True, partial=1.0, window="all"),
     "olmo2": Architecture(
         gguf="olmo2", kv_default=True, pre_norms=False, post_norms=True, qk_norm="row", bias_keys=BIAS
     ),
@@ -124,7 +127,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt_neox": Architecture(
         **LAYER, gguf="gptneox", gated=False, activation="gelu_erf", parallel=True, partial=0.25, head_key=False,
         kv_default=True, biases=TWO, bias_keys={"attention_bias": (True, QKVO)},
-        parallel_key="use_parallel_residual",
+        parallel_key="use_parallel_residual", theta_key="rotary_emb_base", partial_key="rotary_pct",
     ),
     "cohere": Architecture(
         norm="layer", gguf="command-r", kv_default=True, parallel=True, shared_norm=True, tied=True, theta=500000.0,

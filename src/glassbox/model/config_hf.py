@@ -36,12 +36,12 @@ SILENT = frozenset({
 })  # fmt: skip
 OFF: Mapping[str, Any] = {
     "_remove_final_layer_norm": False, "add_cross_attention": False, "apply_residual_connection_post_layernorm": False,
-    "attention_bias": False, "clip_qkv": None, "decoder_sparse_step": 1, "do_layer_norm_before": True,
-    "full_attn_mod": 1, "interpolate_factor": 1, "is_encoder_decoder": False, "layer_norm_elementwise_affine": True,
-    "lm_head_bias": False, "mlp_bias": False, "mlp_only_layers": [], "mlp_type": "default", "norm_type": "layer_norm",
-    "pruned_heads": {}, "qk_layernorm": False, "rope_interleaved": False, "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True, "use_bidirectional_attention": False, "use_mrope": False, "use_qk_norm": False,
-    "use_sliding_window": False,
+    "attention_bias": False, "attn_logit_softcapping": None, "clip_qkv": None, "decoder_sparse_step": 1,
+    "do_layer_norm_before": True, "final_logit_softcapping": None, "full_attn_mod": 1, "interpolate_factor": 1,
+    "is_encoder_decoder": False, "layer_norm_elementwise_affine": True, "lm_head_bias": False, "mlp_bias": False,
+    "mlp_only_layers": [], "mlp_type": "default", "norm_type": "layer_norm", "pruned_heads": {}, "qk_layernorm": False,
+    "rope_interleaved": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True,
+    "use_bidirectional_attention": False, "use_mrope": False, "use_qk_norm": False, "use_sliding_window": False,
 }  # fmt: skip
 KEYS = {
     "heads": "num_attention_heads", "width": "hidden_size", "head_width": "head_dim", "kv_heads": "num_key_value_heads",
@@ -95,8 +95,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         position_offset=row.position_offset or 0,
         residual_scale=read.real("residual_multiplier", 1.0) if row.multipliers else 1.0,
         logit_scale=_logit_scale(read, row),
-        attn_cap=read.real_or_off("attn_logit_softcapping", row.caps[0]) if row.caps else 0.0,
-        logit_cap=read.real_or_off("final_logit_softcapping", row.caps[1]) if row.caps else 0.0,
+        attn_cap=0.0 if row.attn_cap is None else read.real_or_null("attn_logit_softcapping", row.attn_cap),
+        logit_cap=0.0 if row.logit_cap is None else read.real_or_null("final_logit_softcapping", row.logit_cap),
         window=window,
         local=local,
         experts=read.whole(("num_local_experts", "num_experts"), most=EXPERTS) if row.experts else 0,
@@ -177,12 +177,13 @@ def _window(read: Fields, row: Architecture, layers: int, no_rope: frozenset[int
     if row.window == "sixth":
         pattern = read.whole(("sliding_window_pattern", "_sliding_window_pattern"), 6)
         read.get("_sliding_window_pattern")
-    width = read.whole_or_off("sliding_window", row.window_default)
     said = read.several("layer_types", layers, (str,)) if row.window not in ("all", "used") else None
     if row.window in ("from", "used", "no rope") and not read.flag("use_sliding_window"):
         if said is not None and set(said) != {"full_attention"}:
             read.fail("layer_types", "has windows, but use_sliding_window is false")
+        read.whole_or_off("sliding_window")
         return 0, frozenset()
+    width = _window_width(read, row, said is not None and "sliding_attention" in said)
     if not width:
         return 0, frozenset()
     if said is not None:
@@ -191,6 +192,17 @@ def _window(read: Fields, row: Architecture, layers: int, no_rope: frozenset[int
         return width, frozenset(i for i, kind in enumerate(said) if kind == "sliding_attention")
     rule = WINDOWS[row.window]
     return width, frozenset(i for i in range(layers) if rule(i, begin, pattern, no_rope))
+
+
+def _window_width(read: Fields, row: Architecture, needed: bool) -> int:
+    """How wide it is; 0: there is none, which only null may say, and only where no layer needs one."""
+    if "sliding_window" not in read.values:
+        width = row.window_default
+    else:
+        width = 0 if read.get("sliding_window") is None else read.whole("sliding_window")
+    if not width and (needed or row.window in ("alternate", "sixth")):
+        read.fail("sliding_window", "is missing, but layers of this model have a window")
+    return width
 
 
 WINDOWS: Mapping[str, Callable[[int, int, int, frozenset[int]], bool]] = {

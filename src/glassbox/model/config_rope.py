@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 from glassbox.model.architectures import Architecture
@@ -13,6 +14,10 @@ from glassbox.model.rope import longrope_gain, yarn_gain
 from glassbox.model.spec import Rope
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")  # su: what longrope was called first
+SPELLINGS = {
+    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
+}
 LAYERS = ("full_attention", "sliding_attention")
 
 
@@ -24,22 +29,49 @@ def ropes(read: Fields, row: Architecture, head_width: int, context: int) -> tup
     for key, value in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(value, dict):
             read.fail(key, "must be an object")
-    theta = read.real(("rope_theta", "rotary_emb_base"), row.theta)
-    partial = read.real(("partial_rotary_factor", "rotary_pct"), row.partial)
+    theta = read.real(row.theta_key, row.theta)
+    partial = read.real(row.partial_key, row.partial) if row.partial else 1.0
     original = read.get("original_max_position_embeddings")
     common = {"rope_theta": theta, "partial_rotary_factor": partial}
     if original is not None:
         common["original_max_position_embeddings"] = read.whole("original_max_position_embeddings")
     if not row.local_theta:
-        rope, most = _rope({**common, **new, **old, **_original(common)}, head_width, context)
+        said = {**common, **new, **old, **_original(common)}
+        _check_agreement(read, row, common, new, old, said)
+        rope, most = _rope(said, row, head_width, context)
         return rope, None, most
     nested = {key: new.get(key) or {} for key in LAYERS}
     if new.keys() - set(LAYERS) or not all(isinstance(value, dict) for value in nested.values()):
         read.fail("rope_parameters", f"must have an object for each of {', '.join(LAYERS)} and nothing else")
     local = {**common, "rope_theta": read.real("rope_local_base_freq", row.local_theta), **nested["sliding_attention"]}
-    rope, most = _rope({**common, **nested["full_attention"], **old}, head_width, context)
-    local_rope, most = _rope(local, head_width, most)
+    said = {**common, **nested["full_attention"], **old}
+    _check_agreement(read, row, common, nested["full_attention"], old, said)
+    rope, most = _rope(said, row, head_width, context)
+    local_rope, most = _rope(local, row, head_width, most)
     return rope, local_rope, most
+
+
+def _check_agreement(
+    read: Fields, row: Architecture, common: Mapping[str, Any], new: Mapping[str, Any], old: Mapping[str, Any],
+    said: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Old and new spelling may both be there if they say the same, and so may keys that the architecture's own code
+    does not read."""
+    if new and old and _plain({**common, **new}) != _plain({**common, **old}):
+        read.fail("rope_scaling", "differs from rope_parameters; only one of them can be meant")
+    used = {"rope_theta": row.theta_key, "partial_rotary_factor": row.partial_key if row.partial else ""}
+    for name, keys in SPELLINGS.items():
+        for key in keys:
+            if key == used[name] or read.get(key) is None:
+                continue
+            if (value := read.real(key)) != said[name]:
+                read.fail(key, f"is {value}, but this architecture does not read it and has {short(said[name])}")
+
+
+def _plain(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """A rope's values, its kind by one name."""
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    return {k: v for k, v in rope.items() if v is not None and k not in ("type", "rope_type")} | {"rope_type": kind}
 
 
 def _original(common: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,12 +79,15 @@ def _original(common: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in common.items() if k == "original_max_position_embeddings"}
 
 
-def _rope(values: Mapping[str, Any], head_width: int, context: int) -> tuple[Rope, int]:
+def _rope(values: Mapping[str, Any], row: Architecture, head_width: int, context: int) -> tuple[Rope, int]:
     """One rope, and how many positions it is good for."""
     read = Fields(values, "config.json rope_parameters ")
     kind = read.word(("rope_type", "type"), KINDS, "default")
     read.get("type")
-    base, width = read.real("rope_theta"), int(head_width * read.real("partial_rotary_factor", 1.0))
+    base, partial = read.real("rope_theta"), read.real("partial_rotary_factor", 1.0)
+    if partial != 1 and not row.partial:
+        read.fail("partial_rotary_factor", f"is {partial}, but this architecture rotates whole heads")
+    width = int(head_width * partial)
     if width % 2 or not 0 < width <= head_width:
         read.fail("partial_rotary_factor", f"rotates {width} of {head_width} numbers; an even number of them is needed")
     if base <= 1:

@@ -67,6 +67,10 @@ class Fields:
             return 0.0
         return self.real(key, default) if key in self.values else default
 
+    def real_or_null(self, key: str, default: float) -> float:
+        """0 where null says that there is none; a 0 in the file is an error."""
+        return self.real(key) if self.values.get(key) is not None else 0.0 if key in self.values else default
+
     def flag(self, key: Key, default: bool = False) -> bool:
         value = self.get(key)
         if value is None:

@@ -62,8 +62,12 @@ class Reader:
     def values(self, name: str, n: int, rows: I64 | None = None, *, of: int = 0, per: int = 0) -> F32:
         """float32 [n]: a vector, or some numbers of one that has `of`; or, given `per`, rows of so many."""
         t = self.tensor(name, (of or n,), *([(n // per, per)] if per else []))
-        values: F32 = decode(t.format, self.file.raw(t.name), t.shape).reshape(-1)
+        values = self._values(t)
         return values if rows is None else values[rows]
+
+    def _values(self, t: TensorInfo) -> F32:
+        values: F32 = decode(t.format, self.file.raw(t.name), t.shape).reshape(-1)
+        return values
 
     def keep(self, values: F32) -> int:
         """Copy a vector into the arena; returns its address."""
@@ -82,6 +86,9 @@ class Reader:
         t = self.tensor(name, (columns, of or rows))
         if t.format.elements != 1:
             raise ModelFormatError(f"lies transposed, which {t.format.name} cannot", field=t.name)
+        return self._transposed(t, rows, columns, take, of)
+
+    def _transposed(self, t: TensorInfo, rows: int, columns: int, take: I64 | None, of: int) -> Matrix:
         layout, into = self._place(t, rows, columns)
         numbers = self.file.raw(t.name).reshape(columns, of or rows, t.format.bytes).transpose(1, 0, 2)
         raw = np.ascontiguousarray(numbers if take is None else numbers[take]).reshape(-1)
@@ -111,9 +118,7 @@ class Reader:
         return Matrix(into.ctypes.data, layout.number, rows, columns)
 
     def _place(self, t: TensorInfo, rows: int, columns: int) -> tuple[Layout, U8]:
-        layout = LAYOUTS[t.format.layout]
-        if columns % layout.columns:
-            raise ModelFormatError(f"has {columns} columns, but a multiple of {layout.columns} is needed", field=t.name)
+        layout = _layout(t, columns)
         into = self.arena.take(packed_size(layout, rows, columns))
         self.nbytes += into.nbytes
         return layout, into
@@ -145,6 +150,37 @@ class Reader:
         run_program(self.team, program)
         self._queue.clear()
         self._filled = 0
+
+
+class Headers(Reader):
+    """Finds every tensor and checks its shape and format, but reads no data and keeps nothing: addresses are 0."""
+
+    def __init__(self, file: ModelFile) -> None:
+        self.file, self.seen, self.nbytes, self.arena = file, set(), 0, Arena(1)
+
+    def keep(self, values: F32) -> int:
+        return 0
+
+    def pack_queued(self) -> None:
+        """There is nothing."""
+
+    def _values(self, t: TensorInfo) -> F32:
+        return np.zeros(math.prod(t.shape), np.float32)
+
+    def _transposed(self, t: TensorInfo, rows: int, columns: int, take: I64 | None, of: int) -> Matrix:
+        return Matrix(0, _layout(t, columns).number, rows, columns)
+
+    def _matrix(
+        self, t: TensorInfo, rows: int, columns: int, row_bytes: int, take: I64 | None = None, *, first: int = 0
+    ) -> Matrix:
+        return Matrix(0, _layout(t, columns).number, rows, columns)
+
+
+def _layout(t: TensorInfo, columns: int) -> Layout:
+    layout = LAYOUTS[t.format.layout]
+    if columns % layout.columns:
+        raise ModelFormatError(f"has {columns} columns, but a multiple of {layout.columns} is needed", field=t.name)
+    return layout
 
 
 def _room(t: TensorInfo) -> int:

@@ -17,7 +17,7 @@ from glassbox.model.kernels.program import Experts, Matrix
 from glassbox.model.names import FUSED, Names, names_of
 from glassbox.model.rope import slopes
 from glassbox.model.spec import ModelSpec
-from glassbox.model.tensors import ModelFile, Reader
+from glassbox.model.tensors import Headers, ModelFile, Reader
 from glassbox.model.threads import Team
 from glassbox.types import F32
 
@@ -84,34 +84,49 @@ class Weights:
 
 def load_weights(file: ModelFile, spec: ModelSpec, team: Team) -> Weights:
     """Pack every tensor. Raises ModelFormatError naming a tensor that is missing, misshapen or unknown."""
-    hf = hasattr(file, "config")
-    names = names_of(spec, file.tensors, hf=hf)
+    names = _names(file, spec)
+    weights = _read(Reader(file, team), spec, names)
+    head, embedding = names.roles["head"] + ".weight", names.roles["embed"] + ".weight"
+    if spec.tied and head in file.tensors and not np.array_equal(file.raw(head), file.raw(embedding)):
+        raise ModelFormatError("is not the embedding, but the file says that it is", field=head)
+    return weights
+
+
+def check_weights(file: ModelFile, spec: ModelSpec) -> None:
+    """Raise what load_weights would of names, shapes and formats, without reading any weights."""
+    _read(Headers(file), spec, _names(file, spec))
+
+
+def _names(file: ModelFile, spec: ModelSpec) -> Names:
+    names = names_of(spec, file.tensors, hf=hasattr(file, "config"))
     table = file.tensors.get(names.roles["embed"] + ".weight")
     if table is not None and len(table.shape) != 2:
         why = f"has shape {list(table.shape)}, but a row of {spec.width} numbers for each token is needed"
         raise ModelFormatError(why, field=table.name)
-    read = _Roles(Reader(file, team), spec, names, shifted=hf and ARCHITECTURES[spec.architecture].norms_shifted)
+    return names
+
+
+def _read(tensors: Reader, spec: ModelSpec, names: Names) -> Weights:
+    shifted = hasattr(tensors.file, "config") and ARCHITECTURES[spec.architecture].norms_shifted
+    read = _Roles(tensors, spec, names, shifted=shifted)
     embedding = read.table("embed", spec.vocab)
     positions = read.table("positions", spec.positions + spec.position_offset) if spec.positions else None
     layers = tuple(_layer(read, spec, i) for i in range(spec.layers))
     final_norm = read.norm("final_norm", 0, spec.width)
     head = embedding if spec.tied else read.table("head", spec.vocab)
     embed_norm = read.norm("embed_norm", 0, spec.width) if spec.embed_norm else None
-    read.tensors.pack_queued()
-    _check_unused(file, spec, names, read.tensors.seen)
+    tensors.pack_queued()
+    _check_unused(tensors.file, spec, names, tensors.seen)
     falls = slopes(spec.heads if spec.alibi else 1)
     return Weights(
         embedding, positions, embed_norm, layers, final_norm, head, falls.ctypes.data if spec.alibi else 0,
-        read.tensors.nbytes, read.tensors.arena, (falls,),
+        tensors.nbytes, tensors.arena, (falls,),
     )  # fmt: skip
 
 
 def _check_unused(file: ModelFile, spec: ModelSpec, names: Names, seen: set[str]) -> None:
-    head, embedding = names.roles["head"] + ".weight", names.roles["embed"] + ".weight"
-    if spec.tied and head in file.tensors:  # some files have it twice
-        if not np.array_equal(file.raw(head), file.raw(embedding)):
-            raise ModelFormatError("is not the embedding, but the file says that it is", field=head)
-        seen = seen | {head}
+    if spec.tied:  # some files have it twice
+        seen = seen | {names.roles["head"] + ".weight"}
     left = sorted(name for name in set(file.tensors) - seen if not names.ignored.search(name))
     if left:
         raise ModelFormatError(

@@ -27,6 +27,7 @@ from glassbox.model.kernels.simd import (
     store8,
     sub8,
     sum8,
+    unless_nan,
     zero8,
     zero_below,
 )
@@ -40,7 +41,7 @@ def exp8(x):
     """e**x to about 1 ulp: x = n·ln 2 + r, then the Taylor polynomial of degree 7 in r, |r| ≤ 0.35, by fma.
 
     Ours, because a library's exp differs from machine to machine. ln 2 is split in two (Cody and Waite), so r is exact
-    to rounding. Above EXP_MOST it saturates.
+    to rounding. Above EXP_MOST it saturates. NaN stays NaN.
     """
     y = min8(max8(x, splat8(EXP_LEAST)), splat8(EXP_MOST))
     n = round8(mul8(y, splat8(1.4426950408889634)))
@@ -99,12 +100,15 @@ def gelu_erf8(x):
 
 @inlined
 def relu8(x):
-    return max8(x, zero8())
+    return max8(zero8(), x)  # in this order NaN stays NaN
 
 
 @inlined
 def tanh8(x):
-    """tanh x = (e**2x − 1) / (e**2x + 1), where e**2x − 1 = 2**n·(e**r − 1) + (2**n − 1) keeps what is small exact."""
+    """tanh x = (e**2x − 1) / (e**2x + 1), where e**2x − 1 = 2**n·(e**r − 1) + (2**n − 1) keeps what is small exact.
+
+    NaN stays NaN: what is broken must not look like a capped number.
+    """
     y = min8(max8(add8(x, x), splat8(-20.0)), splat8(20.0))  # beyond, it is ±1 in float32
     n = round8(mul8(y, splat8(1.4426950408889634)))
     r = fma8(n, splat8(-0.693359375), y)
@@ -118,7 +122,7 @@ def tanh8(x):
     p = fma8(p, r, splat8(1.0))
     two = power_of_two(splat8(1.0), n)
     less = fma8(two, mul8(p, r), sub8(two, splat8(1.0)))
-    return div8(less, add8(less, splat8(2.0)))
+    return unless_nan(div8(less, add8(less, splat8(2.0))), x)
 
 
 @kernel
@@ -264,7 +268,7 @@ def choose_experts(scores, to, experts, used, normed, scratch):
         best, most = 0, np.float32(-1.0)
         for i in range(experts):
             p = load1(scratch + 4 * i)
-            if p > most:
+            if p > most or p != p:  # NaN is chosen, so that it is seen
                 best, most = i, p
         store1(scratch + 4 * best, np.float32(-2.0))
         store1(to + 4 * s, most)

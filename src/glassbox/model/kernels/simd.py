@@ -263,8 +263,15 @@ def round8(b, x):
 
 @word_of(f32x8, f32x8, f32x8, f32x8)
 def zero_below(b, value, x, least):
-    """value, but 0 in the lanes where x < least."""
-    return b.select(b.fcmp_ordered("<", x, least), ir.Constant(FV, [0.0] * LANES), value)
+    """value, but 0 in the lanes where x < least, and x where it is NaN. least is at most 0."""
+    zero = ir.Constant(FV, [0.0] * LANES)
+    return b.select(b.fcmp_ordered(">=", x, least), value, b.select(b.fcmp_ordered(">", zero, x), zero, x))
+
+
+@word_of(f32x8, f32x8, f32x8)
+def unless_nan(b, value, x):
+    """value, but x in the lanes where x is NaN."""
+    return b.select(b.fcmp_unordered("uno", x, x), x, value)
 
 
 @word_of(f32x8, f32x8, f32x8)
