@@ -238,7 +238,7 @@ def test_an_unsupported_tokenizer_leaves_ids(tmp_path: Path, say: Any, monkeypat
 def test_a_folder_says_how_to_sample_where_it_asks_for_it(tmp_path: Path) -> None:
     settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None, "eos_token_id": 2}
     assert folder_metadata(tmp_path, settings) == {"general.sampling.temp": 0.6, "general.sampling.top_p": 0.9}
-    assert folder_metadata(tmp_path, settings | {"do_sample": False}) == {}
+    assert folder_metadata(tmp_path, settings | {"do_sample": False}) == {"general.sampling.temp": 0.0}  # greedy
 
 
 def test_a_tokenizer_has_a_digest_of_all_that_decides_ids(tmp_path: Path) -> None:
