@@ -82,7 +82,8 @@ def refuse_file(path: Path, first: bytes) -> None:
     if name.startswith("adapter_model."):
         raise _unsupported(path, "kind of file", _ADAPTER, ("model",))
     if suffix in (".safetensors", ".json", ".model"):
-        raise ModelNotFound(str(path), "is a part of a model: name the folder that holds it and config.json")
+        both = " and config.json" if suffix == ".safetensors" else ""
+        raise ModelNotFound(str(path), f"is a part of a model: name the folder that holds it{both}")
     if suffix in SUFFIXES or _PICKLED.match(first):
         raise _unsupported(path, "format of the weights", SUFFIXES.get(suffix, "PyTorch pickle"), KNOWN_WEIGHTS)
     if first[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
