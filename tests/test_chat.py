@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -146,6 +147,20 @@ def test_a_conversation_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "template given, 1 tools" in out
 
 
+@pytest.mark.parametrize("flag", ["--messages", "--tools", "--template"])
+def test_only_a_file_of_sense_is_read(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for ever
+    (tmp_path / "long").write_bytes(b" " * ((16 << 20) + 1))
+    prompt = [] if flag == "--messages" else ["ab"]
+    for path, why in (
+        ("/dev/zero", "is a device or a pipe"), (tmp_path / "pipe", "is a device or a pipe"),
+        (tmp_path, "is a folder"), (tmp_path / "long", "has more than [0-9,]+ bytes"),
+    ):  # fmt: skip
+        out, err = cli(capsys, *prompt, flag, str(path), code=2)
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert re.search("is no file" if flag == "--template" and path != tmp_path / "long" else why, err), err
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
@@ -158,6 +173,10 @@ def test_a_conversation_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["ab", "--template", "rag"], "--template rag: no such file, and no template of the model's"),
         (["ab", "--template", "BAD"], "the file holds no chat template"),
         (["ab", "--template", "T", "--template-arg", "x"], "--template-arg is 'x', but must be NAME=VALUE"),
+        (
+            ["ab", "--template", "T", "--template-arg", "messages=1"],
+            "'messages=1', but must be of another name",
+        ),
         (["ab", "--template", "T", "--template-arg", "x=y"], "NAME=VALUE with a JSON value"),
         (["--messages", "BAD"], "is not JSON"),
         (["--messages", "DEEP"], "nests too deep|is not JSON"),

@@ -200,8 +200,8 @@ def test_a_prompt_without_ids_is_refused(bigram: glassbox.Model, prompt: str) ->
 
 def test_bad_requests_are_named(bigram: glassbox.Model) -> None:
     for asked, error in (
-        (dict(), "exactly one of the three"),
-        (dict(prompt="a", ids=[1]), "exactly one of the three"),
+        (dict(), "exactly one of prompt, messages and ids must be given; here: none"),
+        (dict(prompt="a", ids=[1]), "exactly one of prompt, messages and ids must be given; here: prompt, ids"),
         (dict(prompt="a", max_tokens=0), "max_tokens is 0"),
         (dict(prompt="a", seed=-1), "seed is -1"),
         (dict(prompt="a", seed=2**64), "seed is"),

@@ -114,6 +114,47 @@ def test_every_value_means_what_was_written(opened: Callable[[bytes], Gguf]) -> 
     assert repr(g) == "<Gguf m.gguf: 6 keys, 2 tensors>"
 
 
+@pytest.mark.parametrize(
+    ("kvs", "counts", "field", "offset"),
+    [
+        ([kv("ab", STRING, text("", length=1 << 30))], {}, "ab", 38),
+        ([kv("ab", ARRAY, array(UINT8, count=1 << 34))], {}, "ab", 42),
+        ([kv("ab", ARRAY, array(STRING, count=9 << 20))], {}, "ab", 42),
+        # Two of 5 Mi items each: together too many. The first has its bytes, 24 + 26 of header before them.
+        ([kv("ab", ARRAY, array(UINT8, count=5 << 20)) + bytes(5 << 20), kv("cd", ARRAY, array(UINT8, count=5 << 20))],
+         {}, "cd", 50 + (5 << 20) + 18),
+        ([], {"n_kv": (1 << 20) + 1}, "metadata count", 16),
+        ([], {"n_tensors": (1 << 20) + 1}, "tensor count", 8),
+    ],
+)  # fmt: skip
+def test_a_header_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, kvs: list[bytes], counts: dict[str, int], field: str, offset: int
+) -> None:
+    path = tmp_path / "sparse.gguf"
+    path.write_bytes(build(kvs, **counts))
+    os.truncate(path, 17 << 30)
+    tracemalloc.start()
+    try:
+        begin = time.process_time()
+        with pytest.raises(ModelFormatError, match="limit of") as caught:
+            read_gguf(path)
+        took, (_, peak) = time.process_time() - begin, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (caught.value.field, caught.value.offset) == (field, offset)
+    assert took < 1 and peak < 100_000_000
+
+
+def test_a_header_is_bounded_as_a_whole(opened: Callable[[bytes], Gguf], monkeypatch: pytest.MonkeyPatch) -> None:
+    kvs = [kv(f"k{i}", STRING, text("x" * 300)) for i in range(9)]
+    monkeypatch.setattr(header, "MAX_HEADER", len(build(kvs)))
+    assert len(opened(build(kvs)).metadata) == 9
+    monkeypatch.setattr(header, "MAX_HEADER", len(build(kvs)) - 1)
+    with pytest.raises(ModelFormatError, match=r"a header of more than .* is refused") as caught:
+        opened(build(kvs))
+    assert caught.value.field == "k8"
+
+
 def test_truncated_anywhere_it_is_refused(opened: Callable[[bytes], Gguf]) -> None:
     raw = everything()
     for n in range(len(raw)):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf_writer import ARRAY, STRING, array, build, kv, tensor, text
+from gguf_writer import ARRAY, STRING, UINT32, array, build, kv, tensor, text, u32
 from safetensors_writer import folder, tensors
 
 import glassbox
@@ -49,6 +50,32 @@ def test_a_gguf_file_that_is_no_model(tmp_path: Path, raw: bytes, words: str) ->
     assert "m.gguf" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["general.type", "general.architecture"])
+def test_what_a_file_is_must_be_said_in_words(tmp_path: Path, key: str) -> None:
+    others = [] if key == "general.architecture" else [ARCH]
+    (tmp_path / "m.gguf").write_bytes(build([*others, kv(key, UINT32, u32(7))], T, bytes(32)))
+    with pytest.raises(ModelFormatError, match=r"is 7, but must be a string") as caught:
+        glassbox.load(tmp_path / "m.gguf")
+    assert caught.value.field == key
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("LlamaForSequenceClassification", True),
+        ("Qwen2ForRewardModel", True),
+        ("BertForMaskedLM", True),
+        ("LlamaForCausalLM", False),
+        ("GPT2LMHeadModel", False),
+    ],
+)
+def test_a_model_of_something_else_than_the_next_token(tmp_path: Path, name: str, refused: bool) -> None:
+    files = {"config.json": {"model_type": "llama", "architectures": [name]}, "model.safetensors": WEIGHTS}
+    file = open_checkpoint(folder(tmp_path / "m", files))
+    with pytest.raises(Unsupported, match=f"kind of model '{name}'") if refused else nullcontext():
+        refuse_what_is_no_model(file)
+
+
 @pytest.mark.parametrize(
     ("code", "words"), [(4, "Q4_2 is not supported"), (36, "IQ4_NL_4_4 is not"), (99, "code 99 is")]
 )
@@ -84,7 +111,7 @@ def test_a_dtype_that_is_not_decoded_is_refused_unless_it_is_a_mask(tmp_path: Pa
     refuse_what_is_no_model(open_checkpoint(folder(tmp_path / "m", files)))
     for name in ("h.0.attn.c_attn.bias", "h.0.mlp.c_fc.weight", "w"):
         weights = tensors(mask | {name: np.arange(4)})
-        with pytest.raises(Unsupported, match=rf"format of the tensor {name}: 'I64'"):
+        with pytest.raises(Unsupported, match=rf"format of the tensor {name}: 'I64' .*\(known: F32, F16, BF16\)"):
             glassbox.load(folder(tmp_path / "m", files | {"model.safetensors": weights}))
 
 
@@ -100,6 +127,8 @@ def test_a_dtype_that_is_not_decoded_is_refused_unless_it_is_a_mask(tmp_path: Pa
         ("adapter_model.safetensors", WEIGHTS, Unsupported, "LoRA adapter"),
         ("adapter_model.bin", b"PK\3\4", Unsupported, "LoRA adapter"),
         ("model.safetensors", WEIGHTS, ModelNotFound, "name the folder that holds it"),
+        ("config.json", b"{}", ModelNotFound, "name the folder that holds it"),
+        ("model.safetensors.index.json", b"{}", ModelNotFound, "name the folder that holds it"),
         ("m.gguf", b"", ModelFormatError, "the file is empty"),
         ("m.txt", b"hello", ModelFormatError, "not a GGUF file"),
     ],

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 import glassbox
-from glassbox.bench import cold_start
+from glassbox.bench import cold_start, measure
+from glassbox.cli.bench import lines
 from glassbox.cli.main import run as cli
 from glassbox.cli.names import model_name
 from glassbox.errors import ModelFormatError
@@ -185,6 +186,17 @@ def test_a_folder_that_asks_for_no_sampling_is_greedy(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_can_be_measured(tmp_path: Path) -> None:
     assert cold_start(glassbox.load(write(tmp_path / "m", arrays_of(CASE)))) > 0
     assert cold_start(glassbox.load("bigram")) > 0
+
+
+def test_memory_is_told_for_the_tokens_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = glassbox.load(write(tmp_path / "m", arrays_of(CASE)))
+    for name in ("prefill_rate", "decode_rate", "batch_rate", "trace_rate", "read_rate", "cold_start"):
+        monkeypatch.setattr(f"glassbox.bench.{name}", lambda *_: 1.0)
+    held = measure(model, 8, 1, lambda _: None)
+    assert held.peak_memory > 10**6 or sys.platform != "linux"
+    context = config_of(CASE)["max_position_embeddings"]
+    assert context < 2048 and held.peak_tokens == context
+    assert f"MB for {context} tokens, process and all" in "\n".join(lines(held))
 
 
 def test_a_model_is_called_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from safetensors_writer import folder, tensors
 import glassbox
 from glassbox.cli.main import run
 from glassbox.cli.models import size_of
-from glassbox.errors import ParameterError, PromptError
+from glassbox.errors import ParameterError, PromptError, Unsupported
 from glassbox.model.bigram import BigramModel
 from glassbox.provenance import folder_metadata, tokenizer_digest
 
@@ -222,6 +222,30 @@ def test_what_needs_text_says_why_it_cannot_be(bare: glassbox.Model) -> None:
     with pytest.raises(ParameterError, match=r"stop is .* comes without a tokenizer"):
         bare.generate(ids=[0], stop=["a"])
     assert bare.decode([]) == ""
+
+
+TALK = [{"role": "user", "content": "a"}]
+
+
+def test_an_unsupported_tokenizer_leaves_ids(tmp_path: Path, say: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glassbox.api.TransformerModel", lambda file, **how: BigramModel())
+    for i, (name, said, words) in enumerate((
+        ("tokenizer.json", {"model": {"type": "WordPiece", "vocab": {"a": 0}}}, "'WordPiece' is not supported"),
+        ("vocab.json", {"a": 0}, "tokenizer file 'vocab.json' is not supported"),
+    )):  # fmt: skip
+        files = {"config.json": {"model_type": "llama", "eos_token_id": 3}, name: said}
+        path = folder(tmp_path / str(i), files | {"model.safetensors": tensors({"t": np.zeros(2, np.float32)})})
+        model = glassbox.load(path)
+        assert list(model.generate(ids=[0], policy=glassbox.Policy(temperature=0), max_tokens=9).ids) == [1, 2, 3]
+        for ask in (
+            lambda m: m.encode("a"), lambda m: m.decode([1]), lambda m: m.generate("a"),
+            lambda m: m.generate(messages=TALK), lambda m: m.encode_chat(TALK),
+        ):  # fmt: skip
+            with pytest.raises(Unsupported, match=words):
+                ask(model)
+        with pytest.raises(ParameterError, match=f"stop is .* {words}"):
+            model.generate(ids=[0], stop=["a"])
+        assert words in shown(say, path)["tokenizer"]["problem"]
 
 
 def test_a_folder_says_how_to_sample_where_it_asks_for_it(tmp_path: Path) -> None:

@@ -294,6 +294,11 @@ def test_a_part_that_the_repository_lacks(hub: Hub) -> None:
         resolve("hf:some/split")
 
 
+def test_what_is_here_need_not_be_pulled(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="is here already: there is nothing to pull"):
+        pull(str(tmp_path))
+
+
 def test_an_empty_cache_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     assert cached_models() == []

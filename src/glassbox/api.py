@@ -16,14 +16,14 @@ from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
-from glassbox.errors import ParameterError, PromptError
+from glassbox.errors import ParameterError, PromptError, Unsupported
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import Policy
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.stream import Stream
-from glassbox.text.absent import WHY, NoTokenizer
+from glassbox.text.absent import NoTokenizer
 from glassbox.text.segments import Segment
 from glassbox.text.template import ChatTemplate
 from glassbox.text.templates import GIVEN
@@ -102,10 +102,15 @@ def said_by(file: Gguf | Folder) -> Mapping[str, Any]:
 
 
 def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
-    """Of a folder that holds none, a NoTokenizer. Raises as `load` does."""
+    """Of a folder that holds none, or one that is not supported, a NoTokenizer. Raises as `load` does."""
     if isinstance(file, Gguf):
         return Tokenizer.from_gguf(file.metadata)
-    return Tokenizer.from_folder(file.path) if has_tokenizer(file.path) else NoTokenizer(eos_ids(file))
+    if not has_tokenizer(file.path):
+        return NoTokenizer(eos_ids(file))
+    try:
+        return Tokenizer.from_folder(file.path)
+    except Unsupported as e:
+        return NoTokenizer(eos_ids(file), e)
 
 
 class Model:
@@ -195,8 +200,8 @@ class Model:
         encoding, clock, template = self._encoded(text, talk, listed, check.clock("now", now), options)
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
-        if stops and not len(self.tokenizer.vocab):
-            raise ParameterError("stop", stop, f"left out: {WHY}")
+        if stops and isinstance(self.tokenizer, NoTokenizer):
+            raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
             encoding=encoding,
@@ -240,8 +245,9 @@ class Model:
     ) -> tuple[Encoding, datetime | None, ChatTemplate]:
         templates, asked = self.tokenizer.templates, options["template"]
         if not templates and asked is None:
-            why = f"{self.name} has no chat template; give the prompt as text" if len(self.tokenizer.vocab) else WHY
-            raise PromptError(why, param="messages")
+            if isinstance(self.tokenizer, NoTokenizer):
+                raise self.tokenizer.refusal("messages")
+            raise PromptError(f"{self.name} has no chat template; give the prompt as text", param="messages")
         template = templates.choose(asked, tools=options["tools"] is not None)
         rendered = template.render(
             messages, now=now, tools=options["tools"], documents=options["documents"], extra=options["template_kwargs"],

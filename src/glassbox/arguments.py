@@ -138,8 +138,9 @@ def one_prompt(
     prompt: object, messages: Any, ids: Any, vocab_size: int
 ) -> tuple[str | None, tuple[Any, ...] | None, list[int] | None]:
     """The one of the three that is given, in values of our own; it can hold something."""
-    if sum(value is not None for value in (prompt, messages, ids)) != 1:
-        raise ParameterError("prompt", prompt, "given, or else messages or ids: exactly one of the three")
+    here = [k for k, v in (("prompt", prompt), ("messages", messages), ("ids", ids)) if v is not None]
+    if len(here) != 1:
+        raise PromptError(f"exactly one of prompt, messages and ids must be given; here: {', '.join(here) or 'none'}")
     if prompt is not None and not isinstance(prompt, str):
         raise ParameterError("prompt", prompt, "text; a conversation goes into messages, token ids into ids")
     talk = None if messages is None else message_list(messages)

@@ -24,7 +24,7 @@ import numpy as np
 
 from glassbox.api import Model, encoding_of, fresh_cache
 from glassbox.engine import Engine
-from glassbox.errors import PromptError
+from glassbox.errors import GlassboxError
 from glassbox.generation import Generation, Request
 from glassbox.model.execute import Executor, Part
 from glassbox.model.kernels.pack import LAYOUTS
@@ -36,6 +36,7 @@ from glassbox.trace.rows import Level
 from glassbox.trace.store import open_store
 
 PREFILL = (128, 512, 2048)
+PEAK = 2048  # tokens, prompt and all, that memory is measured with, as far as the context holds them
 CONTEXTS = (64, 1024)
 BATCHES = (1, 4, 16)
 LEVELS = ("off", "ids", "look")
@@ -56,7 +57,8 @@ class Result:
     trace_cost: dict[str, float]  # level -> part of the time that it adds to off, the median of the rounds' ratios
     weight_bytes: int  # that one token reads
     read_rate: float  # bytes per second that this engine's plainest kernel reads
-    peak_memory: int  # bytes, of a process that reads 2,048 tokens and generates from there
+    peak_memory: int  # bytes, of a process that holds peak_tokens, most of them read at once
+    peak_tokens: int
     cold_start: float  # seconds from process start to the first token, kernels compiled
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,6 +101,7 @@ def measure(model: Model, tokens: int, rounds: int, announce: Callable[[str], No
         weight_bytes=model.model.weights.nbytes if isinstance(model.model, TransformerModel) else 0,
         read_rate=medians["read"][0],
         peak_memory=int(medians["peak"][0]),
+        peak_tokens=min(PEAK, model.context),
         cold_start=medians["cold"][0],
     )
 
@@ -183,7 +186,7 @@ def cold_start(model: Model) -> float:
     )
     try:
         kind = "text" if model.encode("Hello").ids else "ids"
-    except PromptError:  # it has no tokenizer, or one that cannot say it
+    except GlassboxError:  # it has no tokenizer, or one that cannot say it
         kind = "ids"
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, str(model.path or model.name), kind], check=True, capture_output=True)
@@ -196,19 +199,22 @@ def some_ids(model: Model, n: int) -> list[int]:
 
 
 def peak_memory(model: Model) -> float:
-    """The most bytes a process holds that loads the model, reads 2,048 tokens and generates a few; 0 if not Linux."""
+    """The most bytes a process holds that loads the model, reads all but a few of PEAK tokens and generates those.
+
+    0 if not Linux.
+    """
     if not Path("/proc/self/status").exists():
         return 0.0
     code = (
         "import sys, glassbox\n"
         "model = glassbox.load(sys.argv[1])\n"
-        "n = min(2040, model.context - 8)\n"
+        "n = int(sys.argv[2]) - 8\n"
         "model.generate(ids=[(37 * i + 11) % 4 for i in range(n)], max_tokens=8, ignore_eos=True)\n"
         "status = open('/proc/self/status').read()\n"  # getrusage would count what this process was forked from
         "print(int(status.split('VmHWM:')[1].split()[0]) * 1024)"
     )
-    name = str(model.path or model.name)
-    return float(subprocess.run([sys.executable, "-c", code, name], check=True, capture_output=True).stdout)
+    name, n = str(model.path or model.name), str(min(PEAK, model.context))
+    return float(subprocess.run([sys.executable, "-c", code, name, n], check=True, capture_output=True).stdout)
 
 
 def machine() -> str:

@@ -58,6 +58,6 @@ def lines(r: Result) -> list[str]:
             f"memory   {r.weight_bytes / 1e6:.0f} MB of weights a token: {moved / 1e9:.1f} GB/s of the "
             f"{r.read_rate / 1e9:.1f} GB/s there are ({moved / r.read_rate:.0%})"
         )
-    rows.append(f"peak     {r.peak_memory / 1e6:.0f} MB for 2,048 tokens, process and all")
+    rows.append(f"peak     {r.peak_memory / 1e6:.0f} MB for {r.peak_tokens:,} tokens, process and all")
     rows.append(f"start    {r.cold_start:.2f} s from process start to first token")
     return rows

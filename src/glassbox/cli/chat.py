@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from glassbox.cli.output import read_text
+from glassbox.cli.output import read_file
 from glassbox.errors import ParameterError, PromptError
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ def template_text(asked: str, templates: Templates) -> str:
         return asked
     if not Path(asked).is_file():
         names = ", ".join(sorted(templates.sources)) or "none"
-        raise PromptError(
-            f"--template {asked}: no such file, and no template of the model's ({names})", param="template"
-        )
+        what = "is no file" if Path(asked).exists() else "no such file"
+        raise PromptError(f"--template {asked}: {what}, and no template of the model's ({names})", param="template")
     text = read_template(Path(asked))
     if "{{" not in text and "{%" not in text:
         raise PromptError(f"--template {asked}: the file holds no chat template", param="template")
@@ -74,9 +73,13 @@ def template_text(asked: str, templates: Templates) -> str:
 
 
 def _variable(text: str) -> tuple[str, Any]:
+    from glassbox.text.template import RESERVED
+
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ParameterError("--template-arg", text, "NAME=VALUE")
+    if name in RESERVED:
+        raise ParameterError("--template-arg", text, f"of another name than {', '.join(sorted(RESERVED))}")
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):
@@ -84,13 +87,7 @@ def _variable(text: str) -> tuple[str, Any]:
 
 
 def _json_of(path: str, flag: str) -> Any:
-    if path == "-":
-        text = read_text(path)
-    else:
-        try:
-            text = Path(path).read_bytes().decode()
-        except UnicodeDecodeError as e:
-            raise PromptError(f"{flag} {path}: is not UTF-8 at byte {e.start}", param="messages") from None
+    text = read_file(path, flag)
     try:
         return json.loads(text)
     except RecursionError:

@@ -94,9 +94,9 @@ def _tokenizer(file: Gguf | Folder) -> tuple[Tokenizer | None, str | None]:
         tokenizer = tokenizer_of(file)
     except GlassboxError as e:
         return None, str(e)
-    return (
-        (None, "the folder holds no tokenizer: ids only") if isinstance(tokenizer, NoTokenizer) else (tokenizer, None)
-    )
+    if isinstance(tokenizer, NoTokenizer):
+        return None, str(tokenizer.problem or "the folder holds no tokenizer") + ": ids only"
+    return tokenizer, None
 
 
 def _tokens(tokenizer: Tokenizer, file: Gguf | Folder) -> dict[str, Any]:

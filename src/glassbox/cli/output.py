@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.trace.store import Store
 
+MOST_BYTES = 16 << 20  # of a file or of standard input that is read whole
 WIDTH = 80  # columns when the output is not a terminal and COLUMNS does not say
 
 ModelOption = typer.Option(
@@ -99,13 +102,33 @@ def read_text(argument: str) -> str:
         raise PromptError("there is no standard input")
     else:
         try:
-            data = sys.stdin.buffer.read()
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
         except OSError as e:
             raise PromptError(f"standard input cannot be read: {e.strerror or e}") from None
+        if len(data) > MOST_BYTES:
+            raise PromptError(f"standard input has more than {MOST_BYTES:,} bytes")
     try:
         return data.decode()
     except UnicodeDecodeError as e:
         raise PromptError(f"the input is not UTF-8 at byte {e.start}") from None
+
+
+def read_file(path: str, flag: str) -> str:
+    """The text of a file that a flag names; - stands for standard input. Raises PromptError, OSError."""
+    if path == "-":
+        return read_text(path)
+    mode = os.stat(path).st_mode  # asked first: to open a pipe would wait for ever
+    if not stat.S_ISREG(mode):
+        found = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        raise PromptError(f"{flag} {path}: is {found}, not a file", param="messages")
+    with Path(path).open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise PromptError(f"{flag} {path}: has more than {MOST_BYTES:,} bytes", param="messages")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as e:
+        raise PromptError(f"{flag} {path}: is not UTF-8 at byte {e.start}", param="messages") from None
 
 
 def load_model(name: str, kv: str = "f32") -> Model:

@@ -28,6 +28,8 @@ _GGML = {
     )
 }  # fmt: skip
 
+DTYPES = ("F32", "F16", "BF16")  # of safetensors, that are decoded
+
 # safetensors' other dtypes: elements and bytes
 _SAFETENSORS = {
     name: _foreign(name, -1, elements, nbytes)
@@ -47,4 +49,4 @@ def ggml_format(code: int) -> Format | None:
 
 def dtype_format(name: str) -> Format | None:
     """The format of a safetensors dtype, decoded here or not; None if nobody knows it."""
-    return FORMATS[name] if name in ("F32", "F16", "BF16") else _SAFETENSORS.get(name)
+    return FORMATS[name] if name in DTYPES else _SAFETENSORS.get(name)

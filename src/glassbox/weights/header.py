@@ -1,10 +1,11 @@
 """Reads the header of a GGUF file: metadata, and where each tensor lies. Comes in: an open file. Goes out: plain data.
 
-Files are hostile: every count, length and offset is a Python int, checked against the bytes that are left
-before anything of that size is made. Nothing is mapped: a file that somebody cuts short would kill the process that
-touches what is gone. It does not interpret metadata.
+Files are hostile: every count, length and offset is a Python int, checked against the bytes that are left and against
+the limits below before anything of that size is read or made. Nothing is mapped: a file that somebody cuts short would
+kill the process that touches what is gone. It does not interpret metadata.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; limits follow the reference reader's.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; limits of depth, dimensions and names follow the
+reference reader's; those of size leave several times the room of the largest vocabularies (262,144 tokens: 20 MB).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from glassbox.weights.foreign import ggml_format
 from glassbox.weights.quant import FORMATS, Format, name_of_code
 
 MAGIC = b"GGUF"
-MAX_STRING = 1 << 30
+MAX_HEADER = 256 << 20  # bytes before the tensors
+MAX_STRING = 64 << 20
+MAX_ENTRIES = 1 << 20  # tensors, and keys of metadata
+MAX_ITEMS = 8 << 20  # of all arrays together; each is a Python object
 MAX_DEPTH = 4  # arrays of arrays of …
 MAX_DIMS = 4
 MAX_NAME = 64
@@ -68,6 +72,7 @@ class Header:
 
     def __init__(self, file: io.FileIO) -> None:
         self.source, self.size, self.at = file, file.seek(0, 2), 0
+        self.items = 0  # of arrays, so far
         self.data = bytearray()
 
     def fail(self, field: str, why: str, at: int | None = None) -> ModelFormatError:
@@ -79,6 +84,8 @@ class Header:
         if n > self.size - at:
             left = self.size - at
             raise self.fail(field, f"needs {n} bytes, but the file ends after {left} more (truncated?)")
+        if at + n > MAX_HEADER:
+            raise self.fail(field, f"needs {n} bytes, but a header of more than {MAX_HEADER} is refused")
         self.at += n
         if self.at > len(self.data):
             self.load(self.at, field)
@@ -123,6 +130,8 @@ class Header:
         for field, n, least, at in (("tensor count", n_tensors, 24, 8), ("metadata count", n_kv, 14, 16)):
             if n * least > left:
                 raise self.fail(field, f"{n} entries cannot fit in the {left} bytes left", at)
+            if n > MAX_ENTRIES:
+                raise self.fail(field, f"{n} is over the limit of {MAX_ENTRIES}", at)
         metadata: dict[str, Any] = {}
         for i in range(n_kv):
             at = self.at
@@ -165,10 +174,14 @@ class Header:
         if depth == MAX_DEPTH:
             raise self.fail(key, f"arrays nest deeper than {MAX_DEPTH}")
         item, n = self.u32(f"{key} item type"), self.u64(f"{key} length")
+        if item not in (*SCALARS, STRING, ARRAY):
+            raise self.fail(key, f"has unknown item type {item}", self.at - 12)
+        self.items += n
+        if self.items > MAX_ITEMS:
+            why = f"{n} items, {self.items} with those of the arrays before, are over the limit of {MAX_ITEMS}"
+            raise self.fail(key, why, self.at - 8)
         if item in SCALARS:
             return self.scalars(key, item, n)
-        if item not in (STRING, ARRAY):
-            raise self.fail(key, f"has unknown item type {item}", self.at - 12)
         if n * (8 if item == STRING else 12) > self.size - self.at:
             raise self.fail(key, f"{n} items cannot fit in the {self.size - self.at} bytes left", self.at - 8)
         if item == STRING:

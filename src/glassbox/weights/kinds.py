@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from glassbox.errors import ModelNotFound, Unsupported
+from glassbox.errors import ModelFormatError, ModelNotFound, Unsupported
 from glassbox.weights.checkpoint import Checkpoint
+from glassbox.weights.foreign import DTYPES
+from glassbox.weights.header import printable
 from glassbox.weights.quant import FORMATS
 
 KNOWN_WEIGHTS = ("safetensors", "GGUF")
@@ -33,6 +35,8 @@ SUFFIXES: Mapping[str, str] = {
 }  # fmt: skip
 _ADAPTERS = frozenset({"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"})
 _ASIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")  # of a training, not the weights
+# what `architectures` of config.json says of a model whose last layer gives something else than the next token
+_NO_LM = re.compile(r"For(?!CausalLM$)[A-Z]\w*$")
 _PICKLED = re.compile(rb"PK\x03\x04|\x80[\x02-\x05]")  # a zip archive, as torch.save writes, or a bare pickle
 
 # Masks and tables that old checkpoints carry along and the architecture works out for itself.
@@ -77,8 +81,9 @@ def refuse_file(path: Path, first: bytes) -> None:
         return
     if name.startswith("adapter_model."):
         raise _unsupported(path, "kind of file", _ADAPTER, ("model",))
-    if suffix == ".safetensors":
-        raise ModelNotFound(str(path), "is a part of a model: name the folder that holds it and config.json")
+    if suffix in (".safetensors", ".json", ".model"):
+        both = " and config.json" if suffix == ".safetensors" else ""
+        raise ModelNotFound(str(path), f"is a part of a model: name the folder that holds it{both}")
     if suffix in SUFFIXES or _PICKLED.match(first):
         raise _unsupported(path, "format of the weights", SUFFIXES.get(suffix, "PyTorch pickle"), KNOWN_WEIGHTS)
     if first[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):
@@ -88,7 +93,8 @@ def refuse_file(path: Path, first: bytes) -> None:
 def refuse_what_is_no_model(file: Checkpoint) -> None:
     """Raises Unsupported for a checkpoint that is something else than a model, or is kept in an unknown way."""
     said = file.metadata
-    kind = TYPES.get(_text(said, "general.type")) or ARCHITECTURES.get(_text(said, "general.architecture"))
+    texts = [_text(file, key) for key in ("general.type", "general.architecture")]
+    kind = TYPES.get(texts[0]) or ARCHITECTURES.get(texts[1])
     if kind is None and any(key.startswith("adapter.") for key in said):
         kind = _ADAPTER
     if kind is None and said and not file.tensors:
@@ -100,13 +106,20 @@ def refuse_what_is_no_model(file: Checkpoint) -> None:
         if (found := config.get(key)) is not None:
             method = found.get("quant_method", "?") if isinstance(found, dict) else found
             raise _unsupported(file.path, f"quantisation ({key})", str(method)[:60], ("none",))
+    heads = config.get("architectures")
+    for name in heads if isinstance(heads, list) else ():
+        if isinstance(name, str) and _NO_LM.search(name):
+            raise _unsupported(file.path, "kind of model", printable(name), ("…ForCausalLM",))
+    known = DTYPES if config else tuple(FORMATS)
     for t in file.tensors.values():
         if not t.format.layout and not _BUFFER.search(t.name):
-            raise _unsupported(file.path, f"format of the tensor {t.name}:", t.format.name, tuple(FORMATS))
+            raise _unsupported(file.path, f"format of the tensor {t.name}:", t.format.name, known)
 
 
-def _text(said: Mapping[str, Any], key: str) -> str:
-    return value if isinstance(value := said.get(key), str) else ""
+def _text(file: Checkpoint, key: str) -> str:
+    if not isinstance(value := file.metadata.get(key, ""), str):
+        raise ModelFormatError(f"is {value!r:.60}, but must be a string", field=key, path=str(file.path))
+    return value
 
 
 def _unsupported(path: Path, what: str, name: str, known: tuple[str, ...]) -> Unsupported:

@@ -54,6 +54,8 @@ def pull(name: str, progress: Progress | None = None, *, show_terms: ShowTerms =
     if model is None:
         if name.startswith(hub.PREFIX):
             return hub.fetch(name, progress)
+        if os.path.exists(os.path.expanduser(name)):
+            raise ModelNotFound(name, "is here already: there is nothing to pull")
         raise _not_found(name)
     folder = model.path.parent
     try:

@@ -113,7 +113,7 @@ def _load(announce: Callable[[str], None] | None) -> Kernels:
     code = _kept(path)
     if code is None:
         if announce is not None:
-            announce("compiling the kernels for this machine (once, about ten seconds)")
+            announce("compiling the kernels for this machine (once, about twenty seconds)")
         code = _compile_in_child()
         _keep(path, code)
     return _link(code)
