@@ -22,6 +22,7 @@ from glassbox.text.frozen import frozen
 
 MAX_INDENT = 16
 MAX_FORMAT = 100
+MAX_SAID = 1000  # characters of an error
 MARKS = "glassbox_marks"  # among the data: the characters that mark whose text is whose (segments.py)
 OPENS, CLOSES = "\U0010fffc", "\U0010fffd"  # around what generation tags enclose, where that is asked for
 
@@ -100,7 +101,7 @@ def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tu
             "chat", **{name: frozen(value, marks) for name, value in data.items()}
         ), helpers.asked_clock
     except _Refused as e:
-        raise TemplateError(str(e)) from None
+        raise TemplateError(f"the chat template says: {_on_one_line(str(e))}") from None
     except TemplateError:
         raise
     except minijinja.TemplateError as e:
@@ -139,6 +140,12 @@ def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environ
 
 def _marked(text: str) -> str:
     return OPENS + text + CLOSES
+
+
+def _on_one_line(text: str) -> str:
+    """A template's words without what would move a terminal's cursor or colour it."""
+    text = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text[: MAX_SAID + 1])
+    return text if len(text) <= MAX_SAID else text[:MAX_SAID] + "…"
 
 
 def _explained(e: minijinja.TemplateError) -> TemplateError:
