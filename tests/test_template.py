@@ -604,3 +604,32 @@ def test_digest_and_repr() -> None:
     template = ChatTemplate("abc", bos="", eos="")
     assert template.digest == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert repr(template) == "<ChatTemplate ba7816bf8f01, 3 characters>"
+
+
+ARGUMENTS = [{"name": "f", "x": 20.0, "y": [1.0, 2.5], "n": 7}]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ tools|tojson }}", "{{ tools[0].x|tojson }} {{ tools[0].n|tojson }}", "{{ {'a': 7, 'b': tools}|tojson }}",
+        "{% for k, v in tools[0]|items %}{{ k }}={{ v }} {{ v|tojson }};{% endfor %}", "{{ {'a': 21}|tojson }}",
+        "{{ 30.0|tojson }} {{ 30.0 }} {{ [30.0] }} {{ 3|tojson }}",
+    ],
+)  # fmt: skip
+def test_whole_floats_are_written_as_jinja2_writes_them(source: str) -> None:
+    assert render(source, TALK, tools=ARGUMENTS).text == jinja2_says(source, TALK, tools=ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ [30.0]|tojson }}",
+        "{{ {'a': tools[0].x}|tojson }}",
+        "{{ (tools[0].x or 1)|tojson }}",
+        "{{ [[2, 1]]|tojson }}",
+    ],
+)
+def test_where_a_whole_number_may_have_been_a_float_it_is_refused(source: str) -> None:
+    with pytest.raises(TemplateError, match="hides from tojson whether"):
+        render(source, TALK, tools=ARGUMENTS)
