@@ -298,11 +298,34 @@ def test_the_templates_own_words_once() -> None:  # C01-08, C01-09
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     with pytest.raises(TemplateError) as e:
         render(source, [{"role": "system", "content": "s"}, *TALK])
-    assert str(e.value) == "System role not supported" and e.value.param == "messages"
+    assert str(e.value) == "the chat template says: System role not supported" and e.value.param == "messages"
     for roles in (("user", "user"), ("assistant", "user")):
         with pytest.raises(TemplateError) as e:
             render(ALTERNATING, [{"role": r, "content": "a"} for r in roles])
-        assert str(e.value) == "Conversation roles must alternate user/assistant/user/assistant/..."
+        why = "Conversation roles must alternate user/assistant/user/assistant/..."
+        assert str(e.value) == f"the chat template says: {why}"
+    with pytest.raises(TemplateError) as e:  # what would colour a terminal, or begin another line, is written out
+        render("{{ raise_exception('\\u001b[31mred\\nline ' ~ 'x' * 2000) }}", TALK)
+    assert str(e.value).startswith("the chat template says: \\x1b[31mred line xxx") and len(str(e.value)) < 1100
+
+
+def test_half_a_character_in_a_template_is_named() -> None:
+    with pytest.raises(TemplateError, match=r"lone surrogate U\+D800 at character 3, line 2"):
+        ChatTemplate("ab\n\ud800{{ 1 }}", bos="", eos="")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"extra": [1]}, "extra"), ({"extra": {1: 2}}, "extra"), ({"tools": "x"}, "tools"), ({"tools": 5}, "tools"),
+        ({"tools": [5]}, "tools"), ({"tools": {"a": 1}}, "tools"), ({"documents": 5}, "documents"),
+        ({"documents": ["a"]}, "documents"),
+    ],
+)  # fmt: skip
+def test_what_comes_beside_the_messages_has_its_shape(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(ParameterError) as e:
+        render(CHATML, TALK, **given)
+    assert e.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -581,3 +604,32 @@ def test_digest_and_repr() -> None:
     template = ChatTemplate("abc", bos="", eos="")
     assert template.digest == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert repr(template) == "<ChatTemplate ba7816bf8f01, 3 characters>"
+
+
+ARGUMENTS = [{"name": "f", "x": 20.0, "y": [1.0, 2.5], "n": 7}]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ tools|tojson }}", "{{ tools[0].x|tojson }} {{ tools[0].n|tojson }}", "{{ {'a': 7, 'b': tools}|tojson }}",
+        "{% for k, v in tools[0]|items %}{{ k }}={{ v }} {{ v|tojson }};{% endfor %}", "{{ {'a': 21}|tojson }}",
+        "{{ 30.0|tojson }} {{ 30.0 }} {{ [30.0] }} {{ 3|tojson }}",
+    ],
+)  # fmt: skip
+def test_whole_floats_are_written_as_jinja2_writes_them(source: str) -> None:
+    assert render(source, TALK, tools=ARGUMENTS).text == jinja2_says(source, TALK, tools=ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ [30.0]|tojson }}",
+        "{{ {'a': tools[0].x}|tojson }}",
+        "{{ (tools[0].x or 1)|tojson }}",
+        "{{ [[2, 1]]|tojson }}",
+    ],
+)
+def test_where_a_whole_number_may_have_been_a_float_it_is_refused(source: str) -> None:
+    with pytest.raises(TemplateError, match="hides from tojson whether"):
+        render(source, TALK, tools=ARGUMENTS)

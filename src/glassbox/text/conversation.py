@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from glassbox.errors import TemplateError
+from glassbox.errors import ParameterError, TemplateError
 from glassbox.text.segments import utf8
 from glassbox.types import Messages
 
@@ -89,3 +89,12 @@ def each_string(value: object, change: Callable[[str], str], depth: int = 0) -> 
 def is_name(text: str) -> bool:
     """Whether `text` is a word such as "function": no special token hides in it, and templates compare it."""
     return bool(_NAME.fullmatch(text))
+
+
+def check_others(tools: object, documents: object, extra: object) -> None:
+    """What a template gets beside the messages. Raises ParameterError."""
+    for param, value in (("tools", tools), ("documents", documents)):
+        if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, Mapping) for v in value)):
+            raise ParameterError(param, value, "a list of objects")
+    if extra is not None and not (isinstance(extra, Mapping) and all(isinstance(k, str) for k in extra)):
+        raise ParameterError("extra", extra, "an object of variables")

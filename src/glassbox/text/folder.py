@@ -7,7 +7,6 @@ merges.txt is refused by name: those two files do not say how text is cut.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,19 @@ from typing import Any
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.text.added import Added
 from glassbox.text.facts import Facts
+from glassbox.text.files import is_there, read_bytes, read_json, read_text
 from glassbox.text.hf import HfParts, added_token, read_tokenizer_json
+from glassbox.text.hf_check import check_ids
 from glassbox.text.hf_encoder import HfEncoder
+from glassbox.text.library import library
 from glassbox.text.spm_file import SpmFileEncoder, read_spm
 from glassbox.text.vocab import Vocab
 
 JSON, MODEL = "tokenizer.json", "tokenizer.model"
 OTHERS = ("tekken.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model.v3")
 ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
-MOST_BYTES = 1 << 28
+TEMPLATE = "chat_template.jinja"
+MOST_BYTES, MOST_TEMPLATE = 1 << 28, 1 << 20
 
 Object = Mapping[str, Any]
 
@@ -33,7 +36,7 @@ def read_folder(path: Path) -> Facts:
     folder, file = (path, None) if path.is_dir() else (path.parent, path)
     config = _load(folder / "special_tokens_map.json") | _load(folder / "tokenizer_config.json")
     if file is None:
-        file = next((folder / name for name in (JSON, MODEL) if (folder / name).is_file()), None)
+        file = next((folder / name for name in (JSON, MODEL) if is_there(folder, name)), None)
     try:
         if file is None:
             raise _absent(folder)
@@ -54,7 +57,9 @@ def _from_json(file: Path, folder: Path, config: Object) -> Facts:
         special["bos"] = begin
     if parts.normaliser is not None:
         odd = [t.content for t in parts.added if t.special and t.normalized]
-        if changed := [c for c in odd if parts.normaliser.normalize_str(c) != c]:
+        with library("normalizer"):
+            changed = [c for c in odd if parts.normaliser.normalize_str(c) != c]
+        if changed:
             assumed.append(
                 f"looked for in the text as it is written, not as it is normalised: {', '.join(changed[:5])}"
             )
@@ -69,8 +74,9 @@ def _from_json(file: Path, folder: Path, config: Object) -> Facts:
 
 
 def _from_model(file: Path, folder: Path, config: Object) -> Facts:
-    model = read_spm(_bytes(file))
+    model = read_spm(read_bytes(file.parent, file.name, MOST_BYTES))
     more = [t for t in _more(folder, config) if t.id >= len(model.vocab)]
+    check_ids({piece: i for i, piece in enumerate(model.vocab.pieces)}, more, len(model.vocab))
     pieces = [*model.vocab.pieces, *[""] * (max((t.id for t in more), default=-1) + 1 - len(model.vocab))]
     kinds = [*map(model.vocab.kind_of, range(len(pieces)))]
     for token in more:
@@ -183,8 +189,8 @@ def _ends(folder: Path, size: int) -> frozenset[int]:
 
 
 def _template(folder: Path, config: Object) -> str | None:
-    if (folder / "chat_template.jinja").is_file():
-        return _bytes(folder / "chat_template.jinja").decode("utf-8", "replace")
+    if is_there(folder, TEMPLATE):
+        return read_text(folder, TEMPLATE, MOST_TEMPLATE)
     value = config.get("chat_template")
     if isinstance(value, list):
         named = {t.get("name"): t.get("template") for t in value if isinstance(t, dict)}
@@ -210,21 +216,4 @@ def _absent(folder: Path) -> Exception:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        data = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as e:
-        raise ModelFormatError(f"is no JSON: {e}", field=path.name, path=str(path)) from None
-    if not isinstance(data, dict):
-        raise ModelFormatError("must be an object", field=path.name, path=str(path))
-    return data
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ModelFormatError(f"has more than {MOST_BYTES:,} bytes", field=path.name, path=str(path))
-        return path.read_bytes()
-    except OSError as e:
-        raise ModelFormatError(f"cannot be read: {e.strerror or e}", field=path.name, path=str(path)) from None
+    return read_json(path.parent, path.name, MOST_BYTES) if is_there(path.parent, path.name) else {}

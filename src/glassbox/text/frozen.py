@@ -53,3 +53,11 @@ def frozen(value: Any, marks: str = "") -> Any:
     if marks:
         kept.marks = marks
     return kept
+
+
+def whole_floats(value: object) -> set[float]:
+    """The floats in plain data that are whole numbers."""
+    if isinstance(value, float):
+        return {value} if value.is_integer() else set()
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return set().union(*map(whole_floats, parts))

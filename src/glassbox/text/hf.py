@@ -6,7 +6,6 @@ them count. Kinds: byte-level BPE, SentencePiece-like BPE, unigram. Others are r
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from tokenizers import models
 
 from glassbox.errors import ModelFormatError, Unsupported
 from glassbox.text.added import MARKER, Added
+from glassbox.text.hf_check import check_ids, check_stages, score_of, steps_of
 from glassbox.text.library import library
-from glassbox.text.normalise import Charsmap
 from glassbox.text.vocab import MAX_PIECE, SPACE, Kind, Style, Vocab, byte_named
 
 MODELS = ("BPE", "Unigram")
@@ -52,11 +51,13 @@ def read_tokenizer_json(data: Object, more: Sequence[Added] = (), special: Seque
         raise Unsupported("tokenizer.json model", str(kind), MODELS)
     pieces, scores = _unigram_vocab(model) if kind == "Unigram" else (_bpe_vocab(model), ())
     added = _added(data, more, special, pieces)
+    check_ids(pieces, added, len(scores) or len(pieces))
     for token in added:
         if pieces.setdefault(token.content, token.id) != token.id:
             raise ModelFormatError(f"gives {token.content!r} two ids", field="added_tokens")
     unknown = _unknown(model, pieces)
     byte_fallback = model.get("byte_fallback") is True
+    check_stages(data, unigram=kind == "Unigram")
     style = _style(data)
     vocab = _vocab(pieces, added, unknown, byte_fallback, style)
     begin, end = _around(data.get("post_processor"), pieces)
@@ -106,12 +107,12 @@ def _unigram_vocab(model: Object) -> tuple[dict[str, int], tuple[float, ...]]:
     pieces: dict[str, int] = {}
     scores = []
     for i, entry in enumerate(vocab):
-        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)) or not isinstance(
-            entry[1], (int, float)
-        ):
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)):
             raise ModelFormatError(f"entry {i} is no [piece, score]", field="model.vocab")
-        pieces.setdefault(entry[0], i)
-        scores.append(float(entry[1]))
+        if pieces.setdefault(entry[0], i) != i:
+            why = f"entries {pieces[entry[0]]} and {i} are both {entry[0][:80]!r}"
+            raise ModelFormatError(why, field="model.vocab")
+        scores.append(score_of(entry[1], i))
     return pieces, tuple(scores)
 
 
@@ -137,7 +138,10 @@ def _merges(model: Object, vocab: Vocab) -> tuple[tuple[str, str], ...]:
 def _added(data: Object, more: Sequence[Added], special: Sequence[str], pieces: Mapping[str, int]) -> tuple[Added, ...]:
     """Those of the file, those of other files, and special tokens that are only pieces of the model."""
     entries = _list(data.get("added_tokens") or [], "added_tokens")
-    found = {t.content: t for t in map(added_token, entries)}
+    tokens = [added_token(entry) for entry in entries]
+    found = {t.content: t for t in tokens}
+    if len(found) < len(tokens) or len({t.id for t in tokens}) < len(tokens):
+        raise ModelFormatError("one content or one id stands twice", field="added_tokens")
     taken = {t.id for t in found.values()}
     found |= {t.content: t for t in more if t.content not in found and t.id not in taken}
     wanted = set(special) | {t.content for t in found.values() if MARKER.fullmatch(t.content)}
@@ -189,21 +193,9 @@ def _vocab(
     return Vocab(names, checked, style)
 
 
-def _steps(stage: Any, inner: str) -> list[Object]:
-    """A stage as a flat list of its steps."""
-    if not isinstance(stage, dict):
-        return []
-    if stage.get("type") != "Sequence":
-        return [stage]
-    children = stage.get(inner)
-    if not isinstance(children, list):
-        raise ModelFormatError("a Sequence must have a list", field=inner)
-    return [step for child in children for step in _steps(child, inner)]
-
-
 def _style(data: Object) -> Style:
     """How pieces spell bytes: the decoder says it, or else the pre-tokenizer."""
-    steps = _steps(data.get("decoder"), "decoders") or _steps(data.get("pre_tokenizer"), "pretokenizers")
+    steps = steps_of(data.get("decoder"), "decoders") or steps_of(data.get("pre_tokenizer"), "pretokenizers")
     types = [s.get("type") for s in steps]
     if "ByteLevel" in types:
         return "byte-level"
@@ -214,7 +206,7 @@ def _style(data: Object) -> Style:
 
 
 def _strips(decoder: Any) -> bool:
-    for step in _steps(decoder, "decoders"):
+    for step in steps_of(decoder, "decoders"):
         if step.get("type") == "Strip" and step.get("content") == " ":
             return bool(step.get("start"))
         if step.get("type") == "Metaspace":
@@ -233,23 +225,9 @@ def _stages(data: Object) -> tuple[Any, tuple[Any, Any]]:
         with library("normalizer, pre_tokenizer"):
             return Engine.from_str(json.dumps({"version": "1.0", "added_tokens": [], "model": empty, **stages, **rest}))
 
-    for step in _steps(data.get("normalizer"), "normalizers"):
-        if step.get("type") == "Precompiled":
-            _check_charsmap(step.get("precompiled_charsmap"))
     cutter = data.get("pre_tokenizer")
     first, later = build(_spaced(cutter, "always")), build(_spaced(cutter, "never"))
     return first.normalizer, (first.pre_tokenizer, later.pre_tokenizer)
-
-
-def _check_charsmap(value: Any) -> None:
-    """The library dies of a map that it cannot read, with a page of text on the terminal."""
-    field = "normalizer.precompiled_charsmap"
-    try:
-        blob = base64.b64decode(value, validate=True)
-        blob[4 + int.from_bytes(blob[:4], "little") :].decode()
-    except (ValueError, TypeError):
-        raise ModelFormatError("is no compiled character map", field=field) from None
-    Charsmap(blob, field)
 
 
 def _spaced(cutter: Any, first: str) -> Any:
@@ -266,7 +244,7 @@ def _around(processor: Any, pieces: Mapping[str, int]) -> tuple[tuple[int, ...],
     """What a post-processor puts before and after a text."""
     begin: tuple[int, ...] = ()
     end: tuple[int, ...] = ()
-    for step in _steps(processor, "processors"):
+    for step in steps_of(processor, "processors"):
         if step.get("type") == "ByteLevel":
             continue
         if step.get("type") != "TemplateProcessing":

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Engine
 from glassbox.text.added import AddedMatcher
 from glassbox.text.encoded import Encoded, Merge, Word, typed_marks, walk
 from glassbox.text.hf import HfParts, engine_of
+from glassbox.text.library import library
 from glassbox.text.merges import explain_words, merge_by_rank
 from glassbox.text.normalise import LibraryNormaliser, to_raw
 from glassbox.text.segments import utf8
@@ -148,11 +149,15 @@ class HfEncoder:
 
     def _words(self, part: str, first: bool) -> list[tuple[str, tuple[int, int]]]:
         cutter = self._parts.cutters[0 if first else 1]
-        return [(part, (0, len(part)))] if cutter is None else list(cutter.pre_tokenize_str(part))
+        if cutter is None:
+            return [(part, (0, len(part)))]
+        with library("pre_tokenizer"):  # of its regular expressions, some texts are too much
+            return list(cutter.pre_tokenize_str(part))
 
     def _ids(self, part: str, first: bool) -> tuple[list[int], Sequence[tuple[int, int]]]:
         if self._engines is not None:
-            done = self._engines[0 if first else 1].encode(part, add_special_tokens=False)
+            with library("pre_tokenizer"):
+                done = self._engines[0 if first else 1].encode(part, add_special_tokens=False)
             return done.ids, _Offsets(done)
         assert self._unigram is not None
         ids: list[int] = []

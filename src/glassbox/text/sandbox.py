@@ -10,6 +10,7 @@ But: fuel does not see values that nest, nor all of what comparing costs. A temp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -18,16 +19,20 @@ import minijinja
 
 from glassbox.errors import TemplateError
 from glassbox.text.filters import MISSING, NULL, TESTS, UNDEFINED, Budget, filters, has_whole, null
-from glassbox.text.frozen import frozen
+from glassbox.text.frozen import FrozenDict, FrozenList, frozen, whole_floats
 
 MAX_INDENT = 16
 MAX_FORMAT = 100
+MAX_SAID = 1000  # characters of an error
 MARKS = "glassbox_marks"  # among the data: the characters that mark whose text is whose (segments.py)
 OPENS, CLOSES = "\U0010fffc", "\U0010fffd"  # around what generation tags enclose, where that is asked for
 
 # What minijinja has and jinja2, as transformers sets it up, has not: there it is undefined, or an error.
 NOT_JINJAS = ("debug",)
 NOT_ITS_FILTERS = ("lines", "split", "bool", "zip", "pluralize", "chain", "pprint")
+
+
+_WHOLE = re.compile(r"[0-9]{1,300}\.0{1,300}(?![0-9])")
 
 
 class OutOfFuel(TemplateError):
@@ -43,6 +48,7 @@ class _Helpers:
 
     def __init__(self, now: datetime) -> None:
         self.now, self.asked_clock, self.budget = now, False, Budget()
+        self.whole: set[float] = set()  # whole floats that the data or the template itself hold
 
     def raise_exception(self, message: object) -> str:
         raise _Refused(str(message))
@@ -60,13 +66,15 @@ class _Helpers:
         indent: int | str | None = None,
         separators: Sequence[str] | None = None,
         sort_keys: bool = False,
-        glassbox_float: bool = False,
+        glassbox_float: bool | None = None,
     ) -> str:
         """JSON as models were trained on: in the order given, nothing escaped for HTML."""
         if value is MISSING:
             raise TypeError("tojson is given what is undefined")
         if glassbox_float and isinstance(value, int):  # minijinja hands 1.0 over as 1
             value = float(value)
+        elif not glassbox_float and self.whole and (glassbox_float is None or not isinstance(value, int)):
+            self._refuse_unclear(value)
         width = len(indent) if isinstance(indent, str) else indent or 0
         if width > MAX_INDENT or any(len(s) > MAX_INDENT for s in separators or ()):
             raise ValueError(f"tojson indents by more than {MAX_INDENT}")
@@ -74,6 +82,15 @@ class _Helpers:
         text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)
         self.budget.spend(len(text))
         return text
+
+    def _refuse_unclear(self, value: object) -> None:
+        """What a template builds itself comes without a sign of which whole numbers were floats; data has it."""
+        if isinstance(value, FrozenList | FrozenDict):
+            return
+        if type(value) is int and value in self.whole:
+            raise TemplateError(f"the chat template hides from tojson whether {value} is {value} or {value}.0")
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+            self._refuse_unclear(part)
 
     def shown(self, value: object) -> object:
         """As Python writes what is no text, where minijinja writes it otherwise."""
@@ -94,13 +111,14 @@ def run(source: str, data: Mapping[str, object], fuel: int, now: datetime) -> tu
     marks = str(data.get(MARKS, ""))
     data = {name: value for name, value in data.items() if name != MARKS}
     helpers = _Helpers(now)
+    helpers.whole = whole_floats(data) | {float(n) for n in _WHOLE.findall(source)}
     env = _environment(source, fuel, helpers)
     try:
         return env.render_template(
             "chat", **{name: frozen(value, marks) for name, value in data.items()}
         ), helpers.asked_clock
     except _Refused as e:
-        raise TemplateError(str(e)) from None
+        raise TemplateError(f"the chat template says: {_on_one_line(str(e))}") from None
     except TemplateError:
         raise
     except minijinja.TemplateError as e:
@@ -139,6 +157,12 @@ def _environment(source: str, fuel: int, helpers: _Helpers) -> minijinja.Environ
 
 def _marked(text: str) -> str:
     return OPENS + text + CLOSES
+
+
+def _on_one_line(text: str) -> str:
+    """A template's words without what would move a terminal's cursor or colour it."""
+    text = "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text[: MAX_SAID + 1])
+    return text if len(text) <= MAX_SAID else text[:MAX_SAID] + "…"
 
 
 def _explained(e: minijinja.TemplateError) -> TemplateError:

@@ -18,7 +18,7 @@ from typing import Any
 from glassbox.errors import ParameterError, TemplateError
 from glassbox.text import child, sandbox
 from glassbox.text.blocks import string_literals
-from glassbox.text.conversation import check_messages, each_string, is_name
+from glassbox.text.conversation import check_messages, check_others, each_string, is_name
 from glassbox.text.rewrite import rewritten, without_generation
 from glassbox.text.segments import TEMPLATE, Marks, Segment, cut, give_space
 from glassbox.text.tame import is_tame
@@ -35,6 +35,8 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt",
 
 _GENERATED = re.compile(f"([{sandbox.OPENS}{sandbox.CLOSES}])")
 _SUSPICIOUS = re.compile(r"[<>\[\]|｜]")
+
+_LONE = re.compile("[\ud800-\udfff]")
 
 Change = Callable[[int, str], str]  # (source, string) -> string; source i is message i, then these:
 OTHERS = ("tools", "documents", "extra")
@@ -61,6 +63,9 @@ class ChatTemplate:
         """specials: other tokens a template may name, such as unk_token."""
         if len(source) > MAX_SOURCE:
             raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
+        if lone := _LONE.search(source):
+            where = f"character {lone.start()}, line {source.count(chr(10), 0, lone.start()) + 1}"
+            raise TemplateError(f"the chat template has a lone surrogate U+{ord(lone[0]):04X} at {where}")
         self.source, self.bos, self.eos, self.name = source, bos, eos, name
         self._named = {"bos_token": bos, "eos_token": eos, **(specials or {})}
         self._runs, plain = rewritten(source), without_generation(source)
@@ -99,6 +104,7 @@ class ChatTemplate:
         surrogates, and ParameterError for an `extra` that overrides what is ours.
         """
         talk = check_messages(messages)
+        check_others(tools, documents, extra)
         if taken := RESERVED & set(extra or ()):
             raise ParameterError("extra", min(taken), f"other than {', '.join(sorted(RESERVED))}")
         if continue_final and not (talk and talk[-1]["role"] == "assistant" and "content" in talk[-1]):

@@ -5,12 +5,12 @@ The one without a name is "default". But: it parses none of them, and says nothi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from glassbox.errors import ModelFormatError
+from glassbox.text.files import is_there, read_json, read_text
 
 KEY = "tokenizer.chat_template"
 NAMES = "tokenizer.chat_templates"
@@ -44,22 +44,18 @@ def templates_from_folder(path: Path) -> dict[str, str]:
     Raises ModelFormatError, naming the file.
     """
     found = {}
-    if (path / FILE).is_file():
-        found["default"] = read_template(path / FILE)
+    if is_there(path, FILE):
+        found["default"] = read_text(path, FILE, MOST_BYTES)
     if (path / MORE).is_dir():
         for file in sorted((path / MORE).glob("*.jinja")):
-            found[file.name.removesuffix(".jinja")] = read_template(file)
-    if not found and (path / CONFIG).is_file():
-        found = _in_config(path / CONFIG)
+            found[file.name.removesuffix(".jinja")] = read_text(path, f"{MORE}/{file.name}", MOST_BYTES)
+    if not found and is_there(path, CONFIG):
+        found = _in_config(path)
     return _few(found, str(path))
 
 
 def _in_config(path: Path) -> dict[str, str]:
-    try:
-        config = json.loads(read_template(path, MOST_CONFIG))
-    except (ValueError, RecursionError):
-        raise ModelFormatError("is not JSON", field=CONFIG, path=str(path)) from None
-    value = config.get("chat_template") if isinstance(config, dict) else None
+    value = read_json(path, CONFIG, MOST_CONFIG).get("chat_template")
     if value is None:
         return {}
     if isinstance(value, list):
@@ -70,13 +66,13 @@ def _in_config(path: Path) -> dict[str, str]:
     for name, source in pairs:
         if not isinstance(name, str) or not isinstance(source, str):
             why = "must be a string, or a list of objects with name and template"
-            raise ModelFormatError(why, field="chat_template", path=str(path))
+            raise ModelFormatError(why, field="chat_template", path=str(path / CONFIG))
         found[name] = source
     return found
 
 
 def read_template(path: Path, most: int = MOST_BYTES) -> str:
-    """A file's text, if it is not too long. Raises ModelFormatError."""
+    """The text of a file that a person named, wherever it lies, if it is not too long. Raises ModelFormatError."""
     try:
         with path.open("rb") as f:
             data = f.read(most + 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glassbox.errors import ModelFormatError, ModelNotFound
+from glassbox.text.files import member as member
 from glassbox.weights.checkpoint import OpenFile, Stored
 from glassbox.weights.header import TensorInfo, printable
 from glassbox.weights.kinds import refuse_adapter, refuse_folder, refuse_framework
@@ -97,17 +98,6 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     except ModelFormatError as e:
         raise ModelFormatError(e.why, field=e.field, offset=e.offset, path=str(file.path)) from None
     return found
-
-
-def member(folder: Path, name: str) -> Path:
-    """The path of a file in a folder, unless it is a link that leads out. Raises ModelNotFound."""
-    path = folder / name
-    home, target = Path(os.path.realpath(folder)), Path(os.path.realpath(path))
-    # The hub's cache: models--x/snapshots/COMMIT/name is a link to models--x/blobs/HASH.
-    homes = [home, *([home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [])]
-    if target.parent not in homes:
-        raise ModelNotFound(str(path), "is a link that leads out of the folder")
-    return path
 
 
 def _listed(path: Path) -> set[str]:
