@@ -84,14 +84,14 @@ def test_long_texts_take_linear_time(smollm2: glassbox.Model, gemma3: glassbox.M
     text = "The quick brown fox, 1234567 times: naïve café — 日本語 🙂\n" * 5000
     for model in (smollm2, gemma3):
         model.encode(text[:1000])
-        begin = time.process_time()
+        begin = time.perf_counter()
         one = len(model.encode(text).ids)
-        middle = time.process_time()
+        middle = time.perf_counter()
         assert abs(len(model.encode(text * 2).ids) - 2 * one) <= 2
-        assert time.process_time() - middle < 2.5 * (middle - begin) + 0.2
-        begin = time.process_time()
+        assert time.perf_counter() - middle < 2.5 * (middle - begin) + 0.2
+        begin = time.perf_counter()
         model.encode(" " * 300_000 + "a" * 300_000)
-        assert time.process_time() - begin < 10
+        assert time.perf_counter() - begin < 10
 
 
 def test_a_neighbour_without_a_seed_draws_nothing_of_mine(model: glassbox.Model) -> None:
