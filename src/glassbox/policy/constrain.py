@@ -51,7 +51,22 @@ class ForcedIds:
 
 
 @dataclass(frozen=True)
-class AllowedIds:
+class _Listed:
+    """What steps about a list of ids share."""
+
+    ids: tuple[int, ...]
+
+    @cached_property
+    def listed(self) -> I64:
+        return np.array(self.ids, dtype=np.int64)
+
+    @property
+    def params(self) -> Mapping[str, float]:
+        return {"ids": len(self.ids)}
+
+
+@dataclass(frozen=True)
+class AllowedIds(_Listed):
     """p_i = 0 unless i is in allowed_ids
 
     Source: vLLM, SamplingParams.allowed_token_ids
@@ -59,15 +74,6 @@ class AllowedIds:
 
     name: ClassVar[str] = "allowed_ids"
     argmax_invariant: ClassVar[bool] = False
-    ids: tuple[int, ...]
-
-    @cached_property
-    def listed(self) -> I64:
-        return np.array(self.ids, dtype=np.int64)
-
-    @property
-    def params(self) -> Mapping[str, float]:
-        return {"ids": len(self.ids)}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         stay = before.among(known_ids("allowed_ids", self.listed, before.vocab))
@@ -75,7 +81,7 @@ class AllowedIds:
 
 
 @dataclass(frozen=True)
-class BannedIds:
+class BannedIds(_Listed):
     """p_i = 0 if i is in banned_ids
 
     Source: transformers, SuppressTokensLogitsProcessor
@@ -83,15 +89,6 @@ class BannedIds:
 
     name: ClassVar[str] = "banned_ids"
     argmax_invariant: ClassVar[bool] = False
-    ids: tuple[int, ...]
-
-    @cached_property
-    def listed(self) -> I64:
-        return np.array(self.ids, dtype=np.int64)
-
-    @property
-    def params(self) -> Mapping[str, float]:
-        return {"ids": len(self.ids)}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         return before.without(known_ids("banned_ids", self.listed, before.vocab))
