@@ -1,0 +1,105 @@
+"""A recorded run under its model once more: the logits, distributions and inner values of any step, exactly.
+
+In: a run and the model it was made with. Out: values equal in every bit to those of the run, since a value is computed
+one way however the work is cut; the hash of each step's logits proves it.
+But: it compares nothing and chooses nothing; replay.py, whatif.py, diff.py and explain.py do.
+
+All ids go through the model once, in one prefill, and the pages stay: every later question costs a pass of one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from glassbox.cache.pages import Cache
+from glassbox.engine import Engine
+from glassbox.errors import ParameterError, PromptError
+from glassbox.model.model import AnyModel, check_ids, forward
+from glassbox.policy.policy import Policy, Shaped
+from glassbox.policy.step import whole
+from glassbox.text.tokenizer import Tokenizer
+from glassbox.trace.record import Run
+from glassbox.types import F32
+
+
+class Opened(Protocol):
+    """What is needed of a model that is open; glassbox.Model has it."""
+
+    @property
+    def model(self) -> AnyModel: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+class Again:
+    """Close it, or use it as a context manager: it holds pages of the cache."""
+
+    def __init__(self, run: Run, opened: Opened) -> None:
+        if run.retain == "none" or not run.prompt_ids:
+            raise PromptError(f"run {run.run_id} was recorded without its ids: nothing of it can be computed again")
+        self.run, self.opened = run, opened
+        self.ids = (*run.prompt_ids, *run.ids)
+        check_ids(opened.model, self.ids, 0)
+        self._cache: Cache = opened.model.new_cache()
+
+    def __enter__(self) -> Again:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self.opened.engine.lock:
+            self._cache.release()
+
+    def position(self, step: int) -> int:
+        """Of the id whose row of logits chose the token of this step: the one before it. Raises ParameterError."""
+        last = len(self.run.steps) - 1
+        if last < 0:
+            raise ParameterError("step", step, "left out: the run generated no token")
+        return len(self.run.prompt_ids) - 1 + whole("step", step, 0, last, f"a step of the run, from 0 to {last}")
+
+    def logits(self, first: int = 0, last: int | None = None) -> F32:
+        """float32 [n, V]: the rows that chose the tokens of steps first … last (default: the run's last)."""
+        begin = self.position(first)
+        end = self.position(len(self.run.steps) - 1 if last is None else last)
+        with self.opened.engine.lock, self._fork(begin) as cache:
+            return forward(self.opened.model, self.ids[begin : end + 1], cache, rows="all")[0]
+
+    def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
+        """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
+        at = self.position(step)
+        with self.opened.engine.lock, self._fork(at) as cache:
+            return forward(self.opened.model, self.ids[at : at + 1], cache, points)[1]
+
+    def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
+        """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
+        r = self.run.request
+        prompt, output = self.run.prompt_ids, self.run.ids[:step]
+        return (policy or r.policy).shape(logits, prompt, output, seed=r.seed, sequence=r.sequence)
+
+    def _fork(self, length: int) -> _Forked:
+        """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back."""
+        if self._cache.length < length:
+            forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
+        fork = self._cache.fork()
+        fork.truncate(length)
+        return _Forked(fork)
+
+
+class _Forked:
+    """A cache for the length of a `with`."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def __enter__(self) -> Cache:
+        return self._cache
+
+    def __exit__(self, *_: object) -> None:
+        self._cache.release()
