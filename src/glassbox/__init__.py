@@ -14,18 +14,17 @@ from glassbox import errors
 from glassbox.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from glassbox.api import Model, load, load_tokenizer
+    from glassbox.api import Model, load, load_tokenizer, open_store
     from glassbox.policy.policy import Policy
     from glassbox.trace.record import Run
-    from glassbox.trace.store import open_store
 else:
     _HOMES = {
         "Model": "api",
         "load": "api",
         "load_tokenizer": "api",
         "Policy": "policy.policy",
-        "Run": "trace.record",
-        "open_store": "trace.store",
+        "Run": "api",
+        "open_store": "api",
     }
 
     def __getattr__(name):

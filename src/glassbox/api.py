@@ -224,7 +224,7 @@ class Model:
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
-        return Stream(self.engine, generation, recorder, self._provenance(clock, template), self.tokenizer.vocab)
+        return Stream(self, generation, recorder, self._provenance(clock, template))
 
     def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,
@@ -274,6 +274,16 @@ class Model:
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.model!r}>"
+
+
+def open_store(path: str | Path | None = None, *, readonly: bool = False) -> Store:
+    """The trace store at `path` (default: in the user's data folder). Raises StoreError; see trace/store.py."""
+    from glassbox.trace.store import open_store as opened
+
+    return opened(path, readonly=readonly)
+
+
+Run.opening = staticmethod(load)
 
 
 def chat_of(options: check.ChatOptions, template: ChatTemplate) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 
 from glassbox.engine import Engine
 from glassbox.generation import Generation, PromptToken, Provenance, Request, Step
-from glassbox.text.vocab import Vocab
+from glassbox.trace.again import Opened
 from glassbox.trace.record import Recorder, Run
 
 
@@ -14,12 +15,10 @@ class Stream:
     """Iterate for each token's `Step`; `run` is what happened so far, or in the end. Nothing is computed before the
     first step is asked for. Leaving the loop early, or closing, cancels it; what was made stays in the trace."""
 
-    def __init__(
-        self, engine: Engine, generation: Generation, recorder: Recorder, provenance: Provenance, vocab: Vocab
-    ) -> None:
-        self._generation, self._recorder, self._vocab = generation, recorder, vocab
+    def __init__(self, opened: Opened, generation: Generation, recorder: Recorder, provenance: Provenance) -> None:
+        self._generation, self._recorder, self._opened = generation, recorder, opened
         recorder.begin(generation.request, provenance)
-        self._steps = self._go(engine)
+        self._steps = self._go(opened.engine)
 
     @property
     def request(self) -> Request:
@@ -27,7 +26,7 @@ class Stream:
 
     @property
     def run(self) -> Run:
-        return self._recorder.run
+        return replace(self._recorder.run, opened=self._opened)
 
     def __iter__(self) -> Iterator[Step]:
         return self
@@ -76,7 +75,7 @@ class Stream:
         encoding, reused = self.request.encoding, self._generation.cached
         return [
             PromptToken(
-                position=i, id=token, bytes=self._vocab.bytes_of(token), segment=encoding.segments[i],
+                position=i, id=token, bytes=self._opened.tokenizer.vocab.bytes_of(token), segment=encoding.segments[i],
                 kv="reused" if i < reused else "computed", logprob=None,
             )
             for i, token in enumerate(encoding.ids)

@@ -9,11 +9,12 @@ stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from glassbox.errors import PromptError
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import Policy
 from glassbox.trace.alive import owner
@@ -23,6 +24,7 @@ from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
 
 if TYPE_CHECKING:
+    from glassbox.trace.again import Again, Opened
     from glassbox.trace.store import Store
 
 
@@ -45,6 +47,8 @@ class Run:
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
+    opened: Opened | None = field(default=None, compare=False, repr=False)  # its model, where that is at hand
+    opening: ClassVar[Callable[[str], Opened] | None] = None  # opens a model by name; api.py sets it
 
     @classmethod
     def from_parts(
@@ -122,6 +126,17 @@ class Run:
     def fingerprint(self) -> str:
         """Of the engine that computed it: the same fingerprint gives the same bits."""
         return self.provenance.engine
+
+    def again(self, opened: Opened | None = None) -> Again:
+        """Its values once more (again.py), on `opened`, or the model that made it, or the one of its model's name."""
+        from glassbox.trace.again import Again
+
+        found = opened or self.opened
+        if found is None:
+            if Run.opening is None:
+                raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="opened")
+            found = Run.opening(self.model)
+        return Again(self, found)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
