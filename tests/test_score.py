@@ -126,7 +126,8 @@ def test_it_is_log_softmax_of_the_models_own_logits(model: glassbox.Model, path:
         found = model.score(ids=LONG[:n])
         assert np.abs(np.array(found.logprobs[1:]) - picks(model, LONG[:n])).max() <= 1e-12
         logits = model.logits(LONG[:n])
-        ranks = [int(np.lexsort((np.arange(len(z)), -z)).tolist().index(i)) for z, i in zip(logits, LONG[1:n])]  # noqa: B905
+        orders = [np.lexsort((np.arange(len(z)), -z)).tolist() for z in logits[:-1]]
+        ranks = [order.index(i) for order, i in zip(orders, LONG[1:n], strict=True)]
         assert [t.rank for t in found.tokens[1:]] == ranks
     right = log_softmax(reference_forward.forward(read_gguf(path), LONG[:60])["logits"])
     off = np.array(model.score(ids=LONG[:60]).logprobs[1:]) - right[np.arange(59), LONG[1:60]]

@@ -24,7 +24,7 @@ class Detokenizer:
     def __init__(self, vocab: Vocab, *, pending: bytes = b"", drop_space: bool = False) -> None:
         self._vocab = vocab
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(pending)
+        self._decode(pending)
         self._drop_space = drop_space
         self._sent = 0  # characters
         self.offset = 0
@@ -35,10 +35,16 @@ class Detokenizer:
         if self._drop_space and data:
             self._drop_space = False
             data = data.removeprefix(b" ")
-        first = self._decoder.decode(data[:1])  # begins a character, goes on with one, completes it, or breaks it
+        first = self._decode(data[:1])  # begins a character, goes on with one, completes it, or breaks it
         self.offset = self._sent + len(first) - (1 if data and not self.held else 0)
-        text = first + self._decoder.decode(data[1:])
+        text = first + self._decode(data[1:])
         self._sent += len(text)
+        return text
+
+    def _decode(self, data: bytes) -> str:
+        text = self._decoder.decode(data)
+        if self.held[:1] == b"\xed" and self.held[1:] >= b"\xa0":  # Python waits for a surrogate, which no text has
+            text += self._decoder.decode(b"", True)
         return text
 
     @property
