@@ -47,8 +47,8 @@ LEDGER = _columns(
 CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
 
 
-# What stores had before columns came to be added behind these.
-_FIRST = {len(POSITION): POSITION.index("drafted") + 1, len(ENDED): ENDED.index("error") + 1}
+# How many of these there were before columns came to be added behind them.
+_POSITION_ONCE, _ENDED_ONCE = POSITION.index("drafted") + 1, ENDED.index("error") + 1
 
 
 def dumps(value: object) -> str:
@@ -87,18 +87,18 @@ def position_digest(
 ) -> bytes:
     """Over one position with its ledger (policy steps by name, not by index) and candidates."""
     named = [(*r[:2], *_named(r, steps), *r[4:]) for r in ledger]
-    return _digest((_said(position), named, list(candidates)), header, 8)
+    return _digest((_said(position, _POSITION_ONCE), named, list(candidates)), header, 8)
 
 
 def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
     """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    return _digest((sorted(digests.items()), ledger_steps, _said(ended)), header, 16)
+    return _digest((sorted(digests.items()), ledger_steps, _said(ended, _ENDED_ONCE)), header, 16)
 
 
-def _said(row: Row) -> Row:
+def _said(row: Row, once: int) -> Row:
     """Without later columns that say nothing: a row that was written before there were any keeps its digest."""
     end = len(row)
-    while end > _FIRST[len(row)] and row[end - 1] is None:
+    while end > once and row[end - 1] is None:
         end -= 1
     return row[:end]
 
