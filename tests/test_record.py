@@ -295,7 +295,7 @@ def test_json_contract() -> None:
         "trusted": False,
     }
     assert told["prompt"][5] == {
-        "position": 5, "id": 105, "bytes": [101], "kind": "byte", "segment": 2, "span": [20, 25],
+        "position": 5, "id": 105, "text": "e", "bytes": [101], "kind": "byte", "segment": 2, "span": [20, 25],
         "kv": "computed", "logprob": -2.5,
     }  # fmt: skip
     for n, (step, made) in enumerate(zip(told["steps"], run.steps, strict=True)):

@@ -22,6 +22,7 @@ from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import Policy
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
+from glassbox.score import Scored, score
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.segments import Segment
@@ -162,6 +163,36 @@ class Model:
             seen = forward(self.model, checked, cache, look)[1]
         return {name: seen[name] for name in look}
 
+    def score(
+        self, text: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
+        context: int | None = None, stride: int | None = None, now: datetime | None = None,
+        **chat: Unpack[check.ChatOptions],
+    ) -> Scored:  # fmt: skip
+        """How likely each token of a text is, given the ones before it; see score.py. Exactly one of:
+
+        text: as it is, no template (BOS where the file says so). messages: through the chat template. ids: as they are.
+        context: the most ids at once, default the model's; a longer text goes through overlapping windows that begin
+        `stride` ids apart, default half the context. now, chat: as for `stream`.
+        Raises ParameterError, PromptError, TemplateError, OutOfMemory, NonFiniteLogits.
+        """
+        said, talk, listed = check.one_prompt(text, messages, ids, self.model.vocab_size)
+        options = check.chat_options(chat, messages=talk is not None)
+        encoding = self._encoded(said, talk, listed, check.clock("now", now), options)[0]
+        return score(self.engine, self.name, self.tokenizer.vocab, [encoding], context, stride)[0]
+
+    def scores(
+        self, texts: Iterable[str | Sequence[int]], *, context: int | None = None, stride: int | None = None
+    ) -> list[Scored]:
+        """As `score` gives for each one, bit for bit, but short ones share passes. Each: a text, or ids."""
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            raise ParameterError("texts", texts, "a sequence of texts, or of sequences of ids")
+        encodings = []
+        for item in texts:
+            text, ids = (item, None) if isinstance(item, str) else (None, item)
+            text, _, listed = check.one_prompt(text, None, ids, self.model.vocab_size)
+            encodings.append(self._encoded(text, None, listed, None, check.chat_options({}, messages=False))[0])
+        return score(self.engine, self.name, self.tokenizer.vocab, encodings, context, stride)
+
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
         """Generate to the end. Takes what `stream` takes."""
         stream = self.stream(prompt, **asked)
@@ -172,7 +203,8 @@ class Model:
     def stream(
         self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
         policy: Policy | None = None, seed: int | None = None, max_tokens: int | None = MAX_TOKENS,
-        stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
+        stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), include_stop: bool = False,
+        ignore_eos: bool = False, prompt_logprobs: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text",
@@ -186,8 +218,10 @@ class Model:
         a template's text. template_kwargs: further variables for it. continue_final: go on with the last message, the
         assistant's. add_generation_prompt: open the assistant's turn (unless continue_final).
 
-        policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
-        max_tokens: None is until the context ends.
+        policy: Policy() when not given. seed: drawn and recorded when not given. max_tokens: None is until the context
+        ends. stop: strings; stop_ids: ids. Which of several ends it is in stop.py; include_stop: the text keeps it.
+        prompt_logprobs: how likely each id of the prompt was (`run.prompt[i].logprob`, nats, None for the first): all
+        of the prompt is computed for that, as with reuse=False.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
         speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
@@ -200,20 +234,25 @@ class Model:
         encoding, clock, template = self._encoded(text, talk, listed, check.clock("now", now), options)
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
+        ends = check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)
+        chosen = check.policy_or_default(policy)
+        rows = check.flag("prompt_logprobs", prompt_logprobs)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids),
+            policy=chosen.for_model(vocab_size, self.tokenizer.eos_ids, ends),
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
             stop=stops,
-            stop_ids=tuple(check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)),
+            stop_ids=tuple(ends),
+            include_stop=check.flag("include_stop", include_stop),
             ignore_eos=check.flag("ignore_eos", ignore_eos),
-            reuse=check.flag("reuse", reuse),
+            reuse=check.flag("reuse", reuse) and not rows,
             salt=check.string("salt", salt),
             speculate=check.flag("speculate", speculate),
+            prompt_logprobs=rows,
             time_limit=check.seconds("time_limit", time_limit),
             messages=talk,
             chat=None if template is None else chat_of(options, template),

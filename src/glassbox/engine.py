@@ -85,9 +85,11 @@ class Engine:
         parts, counts = [], []
         for generation, ids in chosen:
             generation.start()
-            # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess.
+            # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess;
+            # of all ids of a prompt whose own likelihood was asked for.
             whole = len(ids) == len(generation.pending)
-            counts.append(len(ids) if generation.decoding else int(whole))
+            every = generation.decoding or generation.request.prompt_logprobs
+            counts.append(len(ids) if every else int(whole))
             parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids))))
         begin = time.perf_counter_ns()
         betas = [
@@ -112,9 +114,14 @@ class Engine:
         return 4 * self.model.vocab_size * sum(len(p.rows) for p in parts)
 
     def _accept(self, generation: Generation, rows: F32, took: int, sums: list[Sums]) -> None:
-        if generation.steps == 0:
-            self._remember(generation, whole_pages=True)
         try:
+            if generation.request.prompt_logprobs and generation.steps == 0:
+                taken = generation.read(rows, sums)
+                rows, sums = rows[taken:], sums[taken:]
+                if not len(rows):
+                    return
+            if generation.steps == 0:
+                self._remember(generation, whole_pages=True)
             generation.accept(rows, took, sums)
         except GlassboxError as e:
             self._fail(generation, e)

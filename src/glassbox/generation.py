@@ -20,6 +20,7 @@ from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
+from glassbox.policy.judge import judge
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
@@ -40,10 +41,12 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # the text keeps the stop string, or the text of the stop id, that ended it
     sequence: int = 0
     reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
     salt: str = ""  # reuse only among requests with the same salt
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
+    prompt_logprobs: bool = False  # how likely each id of the prompt was; all of it is computed for that
     time_limit: float | None = None  # seconds from arrival
     messages: tuple[Mapping[str, Any], ...] | None = None
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
@@ -92,6 +95,7 @@ class Step:
     model_ns: int  # time in the forward pass that gave these logits
     policy_ns: int  # time from logits to the chosen id
     drafted: bool = False  # guessed beforehand and found right
+    text_offset: int | None = None  # characters of prompt and output before its own; bytes of one character share it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +104,20 @@ class Usage:
     cached_tokens: int
     completion_tokens: int
 
+    @property
+    def evaluated_tokens(self) -> int:
+        """Of the prompt, those that were computed; the last one always is."""
+        return self.prompt_tokens - self.cached_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Nanoseconds on a monotonic clock. Per-token time excludes the first token, which is prefill's."""
+    """Nanoseconds on a monotonic clock, from the arrival of the request. What follows from them is in speed.py."""
 
-    queue_ns: int
-    first_token_ns: int | None  # from arrival to the first token
+    queue_ns: int  # until the engine turned to it
+    first_token_ns: int | None  # until the first token was chosen
     total_ns: int
+    last_token_ns: int | None = None  # until the last one was chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +143,19 @@ class Generation:
         self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
+        self.prompt_logprobs: list[float | None] = [None]  # as far as they are known; nothing comes before the first
         self._detokenizer = tokenizer.detokenizer(prompt)
-        self._stops = StopWatcher(request.stop)
+        self._begin = len(request.encoding.text) - bool(self._detokenizer.held)  # a character it only began is output's
+        self._stops = StopWatcher(request.stop, include_stop=request.include_stop)
         self._limits = Limits(
             eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
-            ignore_eos=request.ignore_eos,
+            ignore_eos=request.ignore_eos, min_tokens=request.policy.min_tokens,
         )  # fmt: skip
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
         self._first_token: int | None = None
+        self._last_token: int | None = None
         self._draft: list[int] = []
         self._lookup = PromptLookup() if request.speculate else None
 
@@ -175,6 +188,14 @@ class Generation:
         if self._started is None:
             self._started = time.perf_counter_ns()
 
+    def read(self, rows: F32, sums: Sequence[Sums]) -> int:
+        """Rows of logits of the prompt's next ids [n, V] -> how likely the ids after them were. Returns how many rows
+        it took: what is left is about the first new token. Raises NonFiniteLogits."""
+        ids, known = self.request.encoding.ids, len(self.prompt_logprobs)
+        after = ids[known : known + len(rows)]
+        self.prompt_logprobs += [judge(r, i, s).logprob for r, i, s in zip(rows, after, sums, strict=False)]
+        return len(after)
+
     def accept(self, rows: F32, model_ns: int, sums: Sequence[Sums] = ()) -> None:
         """Rows of logits for the last id and each guessed one [n, V] -> tokens, as far as the guesses were right."""
         draft, self._draft = self._draft, []
@@ -203,14 +224,11 @@ class Generation:
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)
         self.steps += 1
-        shown = self._stops.feed(self._detokenizer.feed(choice.id))
-        ending = self._limits.check(choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched)
-        text = shown.text
-        if ending is not None and ending.kind != "stop_string":
-            text += self._rest()
+        text, ending, offset = self._show(choice.id)
         self._text.append(text)
         if self._first_token is None:
             self._first_token = chosen
+        self._last_token = chosen
         if ending is not None:
             self._end(ending)
         return Step(
@@ -227,30 +245,50 @@ class Generation:
             model_ns=model_ns,
             policy_ns=chosen - begin,
             drafted=drafted,
+            text_offset=offset,
         )
+
+    def _show(self, token: int) -> tuple[str, Ending | None, int]:
+        """What becomes visible with a token, whether it ends the run, and where its text begins."""
+        armed = self._limits.armed(self.steps)
+        piece = self._detokenizer.feed(token)
+        offset = self._begin + self._detokenizer.offset
+        if token in self.request.stop_ids and armed and not self.request.include_stop:
+            piece = ""
+        shown = self._stops.feed(piece, armed=armed)
+        ending = self._limits.check(token, generated=self.steps, length=len(self.ids), matched=shown.matched)
+        text, matched = shown.text, shown.matched
+        if ending is not None and matched is None:
+            rest, matched = self._rest()
+            text += rest
+            if matched is not None:  # an unfinished character shows as U+FFFD, which may complete a stop
+                ending = Ending("stop_string", matched)
+        return text, ending, offset
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""
         if self.outcome is None:
-            self._text.append(self._rest())
+            self._text.append(self._rest()[0])
             self._end(Ending(kind, detail))
 
-    def _rest(self) -> str:
-        """What the stop watcher and the detokenizer still hold, in that order."""
-        shown = self._stops.feed(self._detokenizer.flush())
-        return shown.text + self._stops.flush()
+    def _rest(self) -> tuple[str, str | None]:
+        """What the stop watcher and the detokenizer still hold, in that order, and the stop that this completes."""
+        shown = self._stops.feed(self._detokenizer.flush(), armed=self._limits.armed(self.steps))
+        return shown.text + self._stops.flush(), shown.matched
 
     def _end(self, ending: Ending) -> None:
         now = time.perf_counter_ns()
         arrived, started = self._arrived, self._started if self._started is not None else now
-        first = None if self._first_token is None else self._first_token - arrived
+        first, last = (None if t is None else t - arrived for t in (self._first_token, self._last_token))
         usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
-        timings = Timings(queue_ns=started - arrived, first_token_ns=first, total_ns=now - arrived)
+        timings = Timings(started - arrived, first, now - arrived, last)
         self.outcome = Outcome(ending, "".join(self._text), usage, timings, self._reuse_told())
 
     def _reuse_told(self) -> str | None:
         """Why no more of the prompt came out of the cache, with the tokens that differ and whose text it is."""
         r, encoding = self.reused, self.request.encoding
+        if self.request.prompt_logprobs:
+            return "every id was computed: the prompt's logprobs were asked for"
         if r is None or r.had is None:
             return r.why if r else None
         had, now = self._vocab.text_of(r.had), self._vocab.text_of(encoding.ids[r.matched])

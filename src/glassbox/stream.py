@@ -73,10 +73,11 @@ class Stream:
     def _prompt(self) -> list[PromptToken]:
         """The prompt's positions as a trace has them; the first ones may have come out of a cache."""
         encoding, reused = self.request.encoding, self._generation.cached
+        known = dict(enumerate(self._generation.prompt_logprobs))
         return [
             PromptToken(
                 position=i, id=token, bytes=self._opened.tokenizer.vocab.bytes_of(token), segment=encoding.segments[i],
-                kv="reused" if i < reused else "computed", logprob=None,
+                kv="reused" if i < reused else "computed", logprob=known.get(i),
             )
             for i, token in enumerate(encoding.ids)
         ]  # fmt: skip

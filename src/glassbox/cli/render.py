@@ -90,6 +90,8 @@ def alternative(x: Candidate, vocab: Named, room: int) -> str:
 
 def summary(out: Out, run: Run) -> None:
     """How it ended, and what it took."""
+    if run.request.prompt_logprobs:
+        prompt_logprobs(out, run)
     out.print()
     out.row("text", "bold")
     out.field("", inert(run.text, lines=True) if run.retain == "text" else "not kept", "")
@@ -102,7 +104,19 @@ def summary(out: Out, run: Run) -> None:
     if run.outcome and run.outcome.reuse:
         out.field("cache    ", run.outcome.reuse, "")
     out.field("time     ", times(run), "")
+    if run.speed and run.speed.prefill_per_s is not None:
+        read = f"{run.speed.evaluated_tokens:,} prompt tokens read at {run.speed.prefill_per_s:,.0f}/s"
+        out.field("speed    ", f"{read}, after {run.speed.queue_s * 1e3:.1f} ms in the queue", "")
     problem(out, run)
+
+
+def prompt_logprobs(out: Out, run: Run) -> None:
+    """Of each token of the prompt its logprob, given the ones before it."""
+    out.print()
+    out.row("prompt logprobs", "bold")
+    numbers = ((p, "-" if p.logprob is None else f"{p.logprob:.4f}") for p in run.prompt)
+    for line in flow((f"{p.id} {quoted(p.bytes, TOKEN)} {number}" for p, number in numbers), out.width - 2):
+        out.row(f"  {line}")
 
 
 def problem(out: Out, run: Run) -> None:
@@ -124,14 +138,12 @@ def ending(run: Run) -> str:
 
 def times(run: Run) -> str:
     """Time to the first token apart from time per token: they measure prefill and decode."""
-    t = run.timings
-    if t is None or t.first_token_ns is None:
+    s = run.speed
+    if s is None:
         return "no token was made"
-    text = f"first token {t.first_token_ns / 1e6:.1f} ms"
-    rest = run.usage.completion_tokens - 1
-    if rest > 0:
-        per = (t.total_ns - t.first_token_ns) / rest
-        text += f", then {per / 1e6:.1f} ms a token ({1e9 / per:.0f} tokens/s)"
+    text = f"first token {s.first_token_s * 1e3:.1f} ms"
+    if s.gap_s is not None and s.decode_per_s is not None:
+        text += f", then {s.gap_s * 1e3:.1f} ms a token ({s.decode_per_s:.0f} tokens/s)"
     return text
 
 

@@ -61,10 +61,14 @@ def trace(
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
     time_limit: float = typer.Option(None, "--time-limit", metavar="SECONDS", help="Stop after so long."),
+    include_stop: bool = typer.Option(False, "--include-stop", help="The text keeps the stop that ended it."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
     speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
+    prompt_logprobs: bool = typer.Option(
+        False, "--prompt-logprobs", help="How likely each token of the prompt was; computes all of it."
+    ),
     level: str = typer.Option(
         "look", "--level", metavar="LEVEL", help="What is recorded: look (all), or ids (no ledger, no candidates)."
     ),
@@ -93,7 +97,7 @@ def trace(
     text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
-        reuse=not no_reuse, level=level,
+        reuse=not no_reuse, level=level, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)

@@ -118,11 +118,13 @@ class Policy:
                 break
         return (1.0,)
 
-    def for_model(self, vocab: int, eos_ids: Iterable[int]) -> Policy:
-        """With the model's own eos_ids, if a step needs them and none are given. Raises ParameterError for ids that
-        are not in the vocabulary and for a step that needs what the model does not have."""
+    def for_model(self, vocab: int, eos_ids: Iterable[int], stop_ids: Iterable[int] = ()) -> Policy:
+        """With the model's own eos_ids, if a step needs them and none are given; with min_tokens, what else ends the
+        text (stop_ids) is one of them. Raises ParameterError for ids that are not in the vocabulary and for a step that
+        needs what the model does not have."""
         needed = bool(self.min_tokens or self.length_decay) and not self.eos_ids
-        found = replace(self, eos_ids=tuple(eos_ids)) if needed else self
+        ends = {*(eos_ids if needed else self.eos_ids), *(stop_ids if self.min_tokens else ())}
+        found = self if ends == set(self.eos_ids) else replace(self, eos_ids=tuple(ends))
         found._check_eos()
         for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids"):
             known_ids(name, getattr(found, name) or (), vocab)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.ledger import Candidate, LedgerRow, all_removed, first_row, row
+from glassbox.policy.ranking import rank_of
 from glassbox.policy.step import Past, Step, whole
 from glassbox.policy.temperature import Greedy
 from glassbox.types import F32, F64, I64, Sums
@@ -64,10 +65,7 @@ class Shaped:
 
     def raw_rank(self, token_id: int) -> int:
         """0 is the best; of equal logits the lower id comes first."""
-        at = self._checked(token_id)
-        logit = self.logits[at]
-        better = np.count_nonzero(self.logits > logit)
-        return int(better + np.count_nonzero(self.logits[:at] == logit))
+        return rank_of(self.logits, self._checked(token_id))
 
     def ties(self, token_id: int) -> int:
         """How many other ids have this one's final probability. If greedy: had, when greedy chose it."""

@@ -95,6 +95,7 @@ def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: Pol
         model_ns=r["model_ns"],
         policy_ns=r["policy_ns"],
         drafted=bool(r["drafted"]),
+        text_offset=r["text_offset"],
     )
 
 
@@ -124,6 +125,6 @@ def outcome_of(run: Get) -> Outcome | None:
         Ending(run["stop_kind"], detail),
         run["text"] or "",
         Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]),
-        Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"]),
+        Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"], run["last_token_ns"]),
         run["reuse_why"],
     )

@@ -109,7 +109,7 @@ def step_row(step: Step, request: Request, retain: Retain) -> Row:
         "drafted": int(step.drafted),
     }
     if retain == "text":
-        values |= {"bytes": bytes(step.bytes), "text": step.text}
+        values |= {"bytes": bytes(step.bytes), "text": step.text, "text_offset": _int(step.text_offset)}
     if retain != "none":
         c = step.choice
         usual = c.counter is None or c.counter == (request.seed, request.sequence, step.position)
@@ -171,6 +171,7 @@ def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, re
             "queue_ns": int(timings.queue_ns),
             "first_token_ns": _int(timings.first_token_ns),
             "total_ns": int(timings.total_ns),
+            "last_token_ns": _int(timings.last_token_ns),
             "reuse_why": outcome.reuse if retain != "none" else None,
         }
     return _row(ENDED, values)

@@ -46,9 +46,11 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "stop": list(r.stop),
         "stop_ids": list(r.stop_ids),
         "ignore_eos": r.ignore_eos,
+        "include_stop": r.include_stop,
         "reuse": r.reuse,
         "speculate": r.speculate,
         "time_limit": r.time_limit,
+        "prompt_logprobs": r.prompt_logprobs,
         "reuse_why": run.outcome.reuse if run.outcome and run.retain != "none" else None,
         "messages": None if r.messages is None else list(r.messages),
         "chat": None if r.chat is None or not text else dict(r.chat),
@@ -57,6 +59,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,
         "prompt": [_prompt_dict(run, token) for token in run.prompt],
         "timings": asdict(run.timings) if run.timings else None,
+        "speed": asdict(run.speed) if run.speed else None,
         "provenance": asdict(run.provenance),
     }
     clean: dict[str, Any] = _finite(result)
@@ -68,6 +71,7 @@ def _prompt_dict(run: Run, token: PromptToken) -> dict[str, Any]:
     return {
         "position": at,
         "id": token.id,
+        "text": token.bytes.decode("utf-8", "backslashreplace") if run.retain == "text" else None,
         "bytes": list(token.bytes) if run.retain == "text" else None,
         "kind": encoding.kinds[at],
         "segment": token.segment,
@@ -99,6 +103,7 @@ def _step_dict(run: Run, s: Step) -> dict[str, Any]:
         "model_ns": s.model_ns,
         "policy_ns": s.policy_ns,
         "drafted": s.drafted,
+        "text_offset": s.text_offset,
     }
 
 

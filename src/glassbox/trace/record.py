@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from glassbox.errors import PromptError
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import Policy
+from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
 from glassbox.trace.journal import Begin, End, Item, Journal
 from glassbox.trace.jsonable import run_to_dict
@@ -113,6 +114,11 @@ class Run:
     @property
     def timings(self) -> Timings | None:
         return self.outcome.timings if self.outcome else None
+
+    @property
+    def speed(self) -> Speed | None:
+        """How long it waited, how fast it read and wrote; None where no token was made, or it did not end."""
+        return speed_of(self.usage, self.timings) if self.timings else None
 
     @property
     def seed(self) -> int:

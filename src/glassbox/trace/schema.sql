@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
-  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit; chat with text
+  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, …; chat with text
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,
@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS run (
   total_ns         INTEGER,
   reuse_why        TEXT,                  -- why no more of the prompt came out of the cache
   error            TEXT,
+  last_token_ns    INTEGER,
   seal             BLOB
 );
 
@@ -96,6 +97,7 @@ CREATE TABLE IF NOT EXISTS position (
   model_ns      INTEGER,
   policy_ns     INTEGER,
   drafted       INTEGER,                  -- whether it was guessed beforehand and found right
+  text_offset   INTEGER,                  -- characters of prompt and output before the one its first byte is of
   digest        BLOB NOT NULL,
   PRIMARY KEY (run, pos)
 ) WITHOUT ROWID;
