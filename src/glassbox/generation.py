@@ -20,6 +20,7 @@ from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
+from glassbox.policy.guide import compiled
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
@@ -139,6 +140,8 @@ class Generation:
             eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
             ignore_eos=request.ignore_eos,
         )  # fmt: skip
+        grammar = request.policy.grammar
+        self._guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
@@ -198,13 +201,15 @@ class Generation:
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
         past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
+        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide)
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)
         self.steps += 1
         shown = self._stops.feed(self._detokenizer.feed(choice.id))
-        ending = self._limits.check(choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched)
+        ending = self._limits.check(
+            choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched, complete=self._complete
+        )  # fmt: skip
         text = shown.text
         if ending is not None and ending.kind != "stop_string":
             text += self._rest()
@@ -228,6 +233,13 @@ class Generation:
             policy_ns=chosen - begin,
             drafted=drafted,
         )
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the grammar allows no more. One that min_tokens forbids to end goes on, into an EmptySupport."""
+        if self._guide is None or self.steps < self.request.policy.min_tokens:
+            return False
+        return self._guide.finished(self.ids[len(self.request.encoding.ids) :])
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""
