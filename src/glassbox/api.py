@@ -202,10 +202,13 @@ class Model:
         stops = check.string_list("stop", stop)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
+        policy = check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids)
+        if policy.grammar is not None and isinstance(self.tokenizer, NoTokenizer):
+            raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids),
+            policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
             stop=stops,

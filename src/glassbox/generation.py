@@ -140,7 +140,7 @@ class Generation:
             eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
             ignore_eos=request.ignore_eos,
         )  # fmt: skip
-        grammar = request.policy.grammar
+        grammar = request.policy.grammar  # a bad one is an error here, before anything runs
         self._guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()

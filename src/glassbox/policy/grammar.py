@@ -114,5 +114,6 @@ class InGrammar:
             why = "left out where there is no guide: a model compiles it (glassbox.policy.guide.compiled)"
             raise ParameterError("grammar", str(self.grammar), why)
         ids, forced = past.guide.allowed(past.output_ids), past.guide.forced(past.output_ids)
+        forced = max(forced, int(len(ids) == 1))
         notes = {"allowed": len(ids)} | ({"forced": 1, "forced_tokens": forced} if forced else {})
         return before.narrowed(before.among(ids)).noted(**notes)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from glassbox.errors import GrammarError
 from glassbox.policy.grammar import Grammar
@@ -25,6 +26,7 @@ from glassbox.types import I64
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+Mask = npt.NDArray[np.bool_]
 SECONDS = 2.0  # for compiling
 STACK = 64 << 20  # bytes for compiling: the library follows rules into rules by calling itself (lark.py bounds how far)
 LIMITS: dict[str, Any] = {
@@ -33,17 +35,16 @@ LIMITS: dict[str, Any] = {
 }  # beside the library's own for each token
 
 _OUTSIDE = ("control", "unused")  # ids of these kinds say nothing
-_tokenizers: WeakKeyDictionary[Vocab, tuple[LLTokenizer, I64]] = WeakKeyDictionary()  # and the ids of texts
+_tokenizers: WeakKeyDictionary[Vocab, tuple[LLTokenizer, Mask]] = WeakKeyDictionary()  # and the ids of texts
 
 
 class Guide:
     """What a grammar allows after any output. One at a time may ask it (an engine's lock sees to that)."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, legal: I64, end_ids: I64) -> None:
-        """matcher: at the beginning. legal: ids that may stand in a text, end_ids: those that end it, ascending."""
-        self._clean, self._tokenizer, self._end_ids = matcher, tokenizer, end_ids
-        self._legal = np.zeros((tokenizer.vocab_size + 7) // 8 * 8, dtype=np.bool_)
-        self._legal[legal] = True
+    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, legal: Mask, end_ids: I64) -> None:
+        """matcher: at the beginning. legal [V]: which ids may stand in a text; end_ids: those that end it, ascending."""
+        self._clean, self._tokenizer, self._end_ids, self._legal = matcher, tokenizer, end_ids, legal.copy()
+        self._legal[end_ids] = False
         self._ends = frozenset(end_ids.tolist())
         self._matcher, self._ids = matcher.deep_copy(), list[int]()
 
@@ -53,10 +54,17 @@ class Guide:
         if not self._move(ids):
             return self._end_ids
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check(len(self._ids))
-        mask = np.unpackbits(bits, bitorder="little")[: len(self._legal)].view(np.bool_) & self._legal[: len(bits) * 8]
-        found = np.flatnonzero(mask)
-        return np.union1d(found, self._end_ids) if self._matcher.is_accepting() else found
+        if self._matcher.is_error():
+            at, why = len(self._ids), self._matcher.get_error()
+            dead = self._matcher.stop_reason() == "NoExtensionBias"  # no id leads on, and the text is not whole
+            self._begin()
+            if dead:
+                return np.array([], dtype=np.int64)
+            raise GrammarError(_first_line(why), at=at)
+        mask = np.unpackbits(bits, count=len(self._legal), bitorder="little").view(np.bool_) & self._legal  # [V]
+        if self._matcher.is_accepting():
+            mask[self._end_ids] = True
+        return np.flatnonzero(mask)
 
     def finished(self, ids: Sequence[int]) -> bool:
         """Whether the text is whole and nothing but its end can follow. Raises as `allowed` does."""
@@ -84,17 +92,15 @@ class Guide:
         for token in body[same:]:
             if not self._legal[token] or not self._matcher.consume_token(token):
                 at, why = len(self._ids), self._matcher.get_error()
-                self._matcher, self._ids = self._clean.deep_copy(), []
+                self._begin()
                 raise GrammarError(_first_line(why) or f"id {token} has no place in it", at=at)
             self._ids.append(token)
         if len(body) < len(ids) and not self._matcher.is_accepting():
             raise GrammarError("the text ends before it is whole", at=len(body))
         return len(body) == len(ids)
 
-    def _check(self, at: int) -> None:
-        if why := self._matcher.get_error():
-            self._matcher, self._ids = self._clean.deep_copy(), []
-            raise GrammarError(_first_line(why), at=at)
+    def _begin(self) -> None:
+        self._matcher, self._ids = self._clean.deep_copy(), []
 
 
 def compiled(grammar: Grammar, vocab: Vocab, eos_ids: Iterable[int]) -> Guide:
@@ -108,7 +114,7 @@ def compiled(grammar: Grammar, vocab: Vocab, eos_ids: Iterable[int]) -> Guide:
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
         if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()  # what is made lazily may fail too
+            matcher.deep_copy().compute_bitmask()  # what is made when first needed takes its time here
         made.append(matcher)
 
     _in_a_thread(compile_it)
@@ -116,7 +122,7 @@ def compiled(grammar: Grammar, vocab: Vocab, eos_ids: Iterable[int]) -> Guide:
         raise GrammarError(f"it is not compiled after {SECONDS:g} seconds")
     if why := made[0].get_error():
         raise _refusal(why, written=grammar.kind == "lark")
-    guide = Guide(made[0], tokenizer, np.setdiff1d(legal, ends), ends)
+    guide = Guide(made[0], tokenizer, legal, ends)
     if not len(guide.allowed(())):
         raise GrammarError("no text of this vocabulary follows it")
     return guide
@@ -155,13 +161,14 @@ class _Pieces:
         return []
 
 
-def _tokenizer(vocab: Vocab) -> tuple[LLTokenizer, I64]:
+def _tokenizer(vocab: Vocab) -> tuple[LLTokenizer, Mask]:
     """Made once for a vocabulary: it takes a second or two of 262,144 pieces."""
     if vocab not in _tokenizers:
         from llguidance import LLTokenizer
 
         pieces: Any = _Pieces(vocab)
-        legal = np.setdiff1d(np.arange(len(vocab)), pieces.special_token_ids)
+        legal = np.ones(len(vocab), dtype=np.bool_)
+        legal[pieces.special_token_ids[:-1]] = False
         _tokenizers[vocab] = LLTokenizer(pieces, eos_token=len(vocab)), legal
     return _tokenizers[vocab]
 
