@@ -42,7 +42,7 @@ class Guide:
     """What a grammar allows after any output. One at a time may ask it (an engine's lock sees to that)."""
 
     def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, legal: Mask, end_ids: I64) -> None:
-        """matcher: at the beginning. legal [V]: which ids may stand in a text; end_ids: those that end it, ascending."""
+        """matcher: at the beginning. legal [V]: which ids may stand in a text. end_ids: those that end it."""
         self._clean, self._tokenizer, self._end_ids, self._legal = matcher, tokenizer, end_ids, legal.copy()
         self._legal[end_ids] = False
         self._ends = frozenset(end_ids.tolist())
@@ -56,7 +56,7 @@ class Guide:
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             at, why = len(self._ids), self._matcher.get_error()
-            dead = self._matcher.stop_reason() == "NoExtensionBias"  # no id leads on, and the text is not whole
+            dead = why.startswith("NoExtensionBias")  # no id leads on, and the text is not whole
             self._begin()
             if dead:
                 return np.array([], dtype=np.int64)

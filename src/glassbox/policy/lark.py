@@ -108,7 +108,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _bounded(schema: dict[str, Any]) -> None:
     """Raises where following all references, or counting in multiples, would take too long."""
-    refs, multiples, deepest = set[str](), 1, dict[int, int]()
+    refs, multiples, deepest, patterned = set[str](), 1, dict[int, int](), list[dict[str, Any]]()
 
     def depth(value: Any) -> int:
         nonlocal multiples
@@ -116,6 +116,7 @@ def _bounded(schema: dict[str, Any]) -> None:
             if isinstance(value.get("$ref"), str):
                 refs.add(value["$ref"])
             multiples = math.lcm(multiples, _multiple(value.get("multipleOf")))
+            patterned.append(value)
         if not isinstance(value, dict | list):
             return 0
         inner = value.values() if isinstance(value, dict) else value
@@ -128,6 +129,30 @@ def _bounded(schema: dict[str, Any]) -> None:
         raise GrammarError(f"the schema and what it refers to have {levels:,} levels, more than {MAX_LEVELS:,}")
     if multiples > MAX_MULTIPLE:
         raise GrammarError(f"its multipleOf have the common multiple {multiples:.6g}, more than {MAX_MULTIPLE:,}")
+    for value in patterned:
+        _no_key_twice(value)
+
+
+def _no_key_twice(schema: dict[str, Any]) -> None:
+    """Raises where only patterns may give further keys and one gives a key that has its own schema: the library would
+    allow a comma after which no key is left."""
+    names, patterns = schema.get("properties"), schema.get("patternProperties")
+    if schema.get("additionalProperties") is not False or not isinstance(names, dict) or not isinstance(patterns, dict):
+        return
+    for pattern in patterns:
+        for name in names:
+            if _matches(pattern, name):
+                raise GrammarError(
+                    f"the pattern {pattern[:40]!r} of patternProperties matches the property {name[:40]!r}"
+                )
+
+
+def _matches(pattern: str, name: str) -> bool:
+    from llguidance import LLMatcher, LLTokenizer
+
+    schema = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
+    matcher, said = LLMatcher(LLTokenizer("byte"), schema, log_level=0), json.dumps(name, ensure_ascii=False).encode()
+    return bool(matcher.try_consume_tokens(list(said)) == len(said) and matcher.is_accepting())
 
 
 def _multiple(value: Any) -> int:
