@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassbox.cli.app import invoke
-from glassbox.cli.policy import HELP, policy_of, read
+from glassbox.cli.policy import GRAMMARS, HELP, policy_of, read
 from glassbox.policy.policy import Policy
 from glassbox.policy.table import STEPS
 
@@ -58,7 +58,7 @@ def test_flags_read_as(name: str, text: str, value: object) -> None:
 
 def test_every_parameter_has_a_flag() -> None:
     variants = {"frequency_formula", "top_k_ties", "top_p_joint", "top_h_limit", "dry_scope", "banned_scope"}
-    assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | {"preset", "steps"}
+    assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | {"preset", "steps", *GRAMMARS}
 
 
 @pytest.mark.parametrize(

@@ -235,14 +235,16 @@ class Model:
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
         ends = check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)
-        chosen = check.policy_or_default(policy)
         rows = check.flag("prompt_logprobs", prompt_logprobs)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
+        policy = check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids, ends)
+        if policy.grammar is not None and isinstance(self.tokenizer, NoTokenizer):
+            raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=chosen.for_model(vocab_size, self.tokenizer.eos_ids, ends),
+            policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
             stop=stops,

@@ -72,6 +72,17 @@ class ContextOverflow(GlassboxError):
         self.tokens, self.limit = tokens, limit
 
 
+class GrammarError(GlassboxError):
+    """A grammar is wrong, beyond what is allowed, or not followed. Attributes: param, why, line, column (from 1, or
+    None), at (the number of the output token, from 0, or None)."""
+
+    def __init__(self, why: str, *, line: int | None = None, column: int | None = None, at: int | None = None) -> None:
+        where = f" at line {line}, column {column}" if line is not None else ""
+        when = f" at output token {at}" if at is not None else ""
+        super().__init__(f"grammar{where}{when}: {why}")
+        self.param, self.why, self.line, self.column, self.at = "grammar", why, line, column, at
+
+
 class NonFiniteLogits(GlassboxError):
     """The model or a step produced NaN or +inf. Attributes: where, position (the id), at (the number of the output
     token, from 0, or None)."""

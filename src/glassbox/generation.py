@@ -20,6 +20,7 @@ from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
+from glassbox.policy.guide import compiled
 from glassbox.policy.judge import judge
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
@@ -151,6 +152,8 @@ class Generation:
             eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
             ignore_eos=request.ignore_eos, min_tokens=request.policy.min_tokens,
         )  # fmt: skip
+        grammar = request.policy.grammar  # a bad one is an error here, before anything runs
+        self._guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
@@ -219,7 +222,7 @@ class Generation:
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
         past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
+        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide)
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)
@@ -256,7 +259,9 @@ class Generation:
         if token in self.request.stop_ids and armed and not self.request.include_stop:
             piece = ""
         shown = self._stops.feed(piece, armed=armed)
-        ending = self._limits.check(token, generated=self.steps, length=len(self.ids), matched=shown.matched)
+        ending = self._limits.check(
+            token, generated=self.steps, length=len(self.ids), matched=shown.matched, complete=self._complete
+        )  # fmt: skip
         text, matched = shown.text, shown.matched
         if ending is not None and matched is None:
             rest, matched = self._rest()
@@ -264,6 +269,13 @@ class Generation:
             if matched is not None:  # an unfinished character shows as U+FFFD, which may complete a stop
                 ending = Ending("stop_string", matched)
         return text, ending, offset
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the grammar allows no more. One that min_tokens forbids to end goes on, into an EmptySupport."""
+        if self._guide is None or self.steps < self.request.policy.min_tokens:
+            return False
+        return self._guide.finished(self.ids[len(self.request.encoding.ids) :])
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""

@@ -27,12 +27,13 @@ from glassbox.types import FinishReason
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024
 
-Kind = Literal["eos", "stop_id", "stop_string", "max_tokens", "context_end", "cancelled", "time", "error"]
+Kind = Literal["eos", "stop_id", "stop_string", "grammar", "max_tokens", "context_end", "cancelled", "time", "error"]
 
 _FINISH: dict[str, FinishReason] = {
     "eos": "stop",
     "stop_id": "stop",
     "stop_string": "stop",
+    "grammar": "stop",
     "max_tokens": "length",
     "context_end": "length",
     "cancelled": "cancelled",
@@ -84,10 +85,12 @@ class Limits:
         """Whether ids and strings may end it at token number `generated`, from 1."""
         return generated >= self.min_tokens
 
-    def check(self, token_id: int, *, generated: int, length: int, matched: str | None = None) -> Ending | None:
+    def check(
+        self, token_id: int, *, generated: int, length: int, matched: str | None = None, complete: bool = False
+    ) -> Ending | None:
         """Whether the token just made ends the run. `generated` counts it; `length` counts the prompt too;
-        `matched` is the stop string its text completed. The first cause wins: a stop on the last allowed
-        token is a stop."""
+        `matched` is the stop string its text completed; `complete`: a grammar allows no more. The first cause
+        wins: a stop on the last allowed token is a stop."""
         if self.armed(generated):
             if token_id in self.eos_ids and not self.ignore_eos:
                 return Ending("eos", token_id)
@@ -95,6 +98,8 @@ class Limits:
                 return Ending("stop_id", token_id)
             if matched is not None:
                 return Ending("stop_string", matched)
+            if complete:
+                return Ending("grammar")
         if self.max_tokens is not None and generated >= self.max_tokens:
             return Ending("max_tokens", self.max_tokens)
         if self.context is not None and length >= self.context:

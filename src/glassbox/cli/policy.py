@@ -6,9 +6,11 @@ But: no model is looked at, so what a model file says about sampling is not in i
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -36,6 +38,11 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "top_h": ("H", "Keep the best up to the part H of the entropy; 1 is off."),
     "xtc_probability": ("P", "How often the top choices are excluded."),
     "xtc_threshold": ("P", "From which probability a token is a top choice."),
+    "grammar": ("FILE|TEXT", "The output follows these rules: GBNF if a line begins NAME ::=, else Lark."),
+    "json_schema": ("FILE|TEXT", "The output is JSON of this schema."),
+    "json_object": ("", "The output is a JSON object."),
+    "regex": ("R", "The output matches this regular expression, all of it."),
+    "choice": ("TEXT", "The output is this, or one of several: may be repeated."),
     "forced_ids": (IDS, "The output begins with these ids."),
     "allowed_ids": (IDS, "Only these ids."),
     "banned_ids": (IDS, "Never these ids."),
@@ -57,6 +64,9 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "length_decay": ("N,X", "After N tokens make the end likelier, by X a token."),
     "min_keep": ("N", "The cutting steps leave at least N tokens."),
 }
+GRAMMARS: Mapping[str, type] = {  # the flags that each say a grammar -> what the command line makes of them
+    "grammar": str, "json_schema": str, "json_object": bool, "regex": str, "choice": list[str],
+}  # fmt: skip
 WHOLE = ("N", "K")  # how whole numbers are written above
 
 
@@ -64,13 +74,16 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with every policy flag; it takes those that were given as `flags`, by parameter and checked."""
     own = inspect.signature(command, eval_str=True)
     added = {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_option(name, how, text), annotation=str)
+        name: inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_option(name, how, text), annotation=GRAMMARS.get(name, str)
+        )
         for name, (how, text) in HELP.items()
     }
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
-        flags = {name: read(name, given[name]) for name in added if given[name] is not None}
+        flags = {name: read(name, given[name]) for name in added if given[name] not in (None, False, [])}
+        flags = one_grammar(flags)
         others = {name: value for name, value in given.items() if name not in added}
         return command(**others, flags=flags)
 
@@ -84,11 +97,47 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(name: str, how: str, text: str) -> Any:
-    return typer.Option(None, f"--{name.replace('_', '-')}", metavar=how, help=text)
+    return typer.Option(None, f"--{name.replace('_', '-')}", metavar=how or None, help=text)
 
 
-def read(name: str, text: str) -> Any:
+def one_grammar(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags with the one that says a grammar as `grammar`. Raises ParameterError where there are two."""
+    said = [name for name in GRAMMARS if name in flags]
+    if len(said) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in said)
+        raise ParameterError("grammar", names, "said by one flag")
+    return {"grammar" if name in said else name: value for name, value in flags.items()}
+
+
+def read_grammar(name: str, said: Any) -> Any:
+    """The grammar that a flag says; rules and schemas also by the name of a file that holds them."""
+    from glassbox.policy.grammar import Grammar
+
+    if name in ("grammar", "json_schema"):
+        text = file_text(name, said)
+        return Grammar.written(text) if name == "grammar" else Grammar(name, text)
+    return Grammar.of({name: said})
+
+
+def file_text(name: str, said: str) -> str:
+    """What the file of this name holds, or the text itself where there is none. Raises ParameterError."""
+    try:
+        path = Path(said)
+        return path.read_text(encoding="utf-8") if path.is_file() else said
+    except UnicodeDecodeError:
+        raise ParameterError(name, said, "a file of UTF-8 text") from None
+    except OSError as e:
+        if e.errno in (errno.ENAMETOOLONG, errno.ENOENT):
+            return said
+        raise ParameterError(name, said, f"a file that can be read: {e.strerror}") from None
+    except ValueError:  # a text with a zero byte names no file
+        return said
+
+
+def read(name: str, text: Any) -> Any:
     """What a flag's text says, as the policy takes it; the policy checks it."""
+    if name in GRAMMARS:
+        return read_grammar(name, text)
     try:
         if name in ("preset", "steps"):
             return text if name == "preset" else tuple(s.strip() for s in text.split(",") if s.strip())

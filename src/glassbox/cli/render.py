@@ -131,7 +131,7 @@ def ending(run: Run) -> str:
     if kind == "time":
         kind, details = "time_limit", [run.request.time_limit]
     if not details:
-        return run.finish_reason
+        return run.finish_reason if kind in (run.finish_reason, "error") else f"{run.finish_reason} ({kind})"
     words = [quoted(d.encode()) if kind == "stop_string" else inert(str(d)) for d in details]
     return f"{run.finish_reason} ({' '.join(words if kind == run.finish_reason else [kind, *words])})"
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from glassbox.errors import ParameterError
+from glassbox.policy.grammar import Grammar
 from glassbox.policy.step import EVERYTHING, OUTPUT, real, whole
 
 Check = Callable[[str, object], Any]
@@ -115,6 +116,10 @@ def decay(name: str, value: object) -> tuple[int, float] | None:
     return whole(name, pair[0], 0, MOST, allowed), real(name, pair[1], 1.0, 1e9, allowed)
 
 
+def grammar(name: str, value: object) -> Grammar | None:
+    return None if value is None else Grammar.of(value)
+
+
 PENALTY = number(-1e6, 1e6, "a finite number, 0 is off")
 FROM_0_TO_1 = number(0.0, 1.0, "from 0 (off) to 1")
 UP_TO_1 = number(0.0, 1.0, "above 0 and at most 1 (1 is off)", above=True)
@@ -134,6 +139,7 @@ CHECKS: Mapping[str, Check] = {
     "top_h": UP_TO_1,
     "xtc_probability": FROM_0_TO_1,
     "xtc_threshold": number(0.0, 0.5, "above 0 and at most 0.5: only then can there be two", above=True),
+    "grammar": grammar,
     "forced_ids": ids_in_order,
     "allowed_ids": ids_or_none,
     "banned_ids": ids,

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from glassbox.errors import ParameterError
 from glassbox.policy import presets
 from glassbox.policy.constrain import known_ids
+from glassbox.policy.grammar import Grammar
 from glassbox.policy.ledger import Candidate, LedgerRow
 from glassbox.policy.parameters import CHECKS
 from glassbox.policy.shaped import RAW, Shaped, shape
@@ -23,6 +24,9 @@ from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
 from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
 from glassbox.policy.temperature import Temperature
 from glassbox.types import Sums
+
+if TYPE_CHECKING:
+    from glassbox.policy.guide import Guide
 
 __all__ = ["DEFAULT_ORDER", "RAW", "Candidate", "LedgerRow", "Policy", "Shaped", "Step", "shape"]
 
@@ -45,6 +49,7 @@ class Policy:
     top_h: float = 1.0  # 1 is off
     xtc_probability: float = 0.0  # 0 is off
     xtc_threshold: float = 0.1
+    grammar: Grammar | None = None  # what the output must be; {"regex": "…"} and so on when given
     forced_ids: tuple[int, ...] = ()  # the output begins with these
     allowed_ids: tuple[int, ...] | None = None
     banned_ids: tuple[int, ...] = ()
@@ -138,14 +143,15 @@ class Policy:
 
     def shape(
         self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (),
-        sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0,
+        sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0, guide: Guide | None = None,
     ) -> Shaped:  # fmt: skip
         """Run the steps over one row of logits, float32 [V].
 
         sums: of these logits, where somebody has them already. seed, sequence: for the steps that draw (xtc).
+        guide: of the grammar, if there is one (guide.compiled).
         """
         self._check_eos()
-        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence), sums)
+        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence, guide), sums)
 
     def __repr__(self) -> str:
         on = (" ".join(f"{p}={text}" for p, text in self.shown(name)) for name in self.order if self.runs(name))
@@ -188,6 +194,8 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Grammar):
+        return value.to_dict()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -61,7 +61,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "vllm": Preset(
         _steps(
-            """allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty
+            """grammar allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty
             presence_penalty temperature min_p top_k top_p"""
         ),
         fixed={
@@ -75,8 +75,8 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "sglang": Preset(
         _steps(
-            """frequency_penalty min_tokens presence_penalty repetition_penalty logit_bias temperature top_k top_p
-            min_p"""
+            """frequency_penalty min_tokens presence_penalty repetition_penalty grammar logit_bias temperature top_k
+            top_p min_p"""
         ),
         fixed={
             "repetition_scope": OUTPUT, "penalty_scope": OUTPUT, "top_k_ties": False, "top_p_joint": True,
@@ -117,7 +117,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "tgi": Preset(
-        _steps("repetition_penalty frequency_penalty temperature top_k top_p typical"),
+        _steps("repetition_penalty frequency_penalty grammar temperature top_k top_p typical"),
         fixed={
             "repetition_scope": EVERYTHING, "penalty_scope": EVERYTHING, "top_k_ties": True, "top_p_joint": False,
             "frequency_formula": "tgi", "min_keep": 1,

@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ import numpy.typing as npt
 from glassbox.errors import ParameterError
 from glassbox.policy.distribution import Distribution
 from glassbox.types import F32, F64, I64
+
+if TYPE_CHECKING:
+    from glassbox.policy.guide import Guide
 
 Scope = str | int  # "prompt+output", "output", or a number N: the last N of both
 EVERYTHING, OUTPUT = "prompt+output", "output"
@@ -34,6 +37,7 @@ class Past:
     output_ids: Sequence[int] = ()
     seed: int | None = None  # None: whatever draws refuses to
     sequence: int = 0
+    guide: Guide | None = None  # what a grammar allows; None: a policy with a grammar refuses to run
 
     @property
     def position(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from glassbox.policy import constrain, penalties, truncate, truncate_entropy
+from glassbox.policy.grammar import InGrammar
 from glassbox.policy.step import Step
 from glassbox.policy.temperature import DynamicTemperature, Greedy, Temperature
 
@@ -71,6 +72,7 @@ def _begin(p: Policy) -> Step | None:
 
 
 STEPS: Mapping[str, Row] = {
+    "grammar": Row(("grammar",), lambda p: None if p.grammar is None else InGrammar(p.grammar), InGrammar),
     "forced_ids": Row(
         ("forced_ids",), lambda p: constrain.ForcedIds(p.forced_ids) if p.forced_ids else None, constrain.ForcedIds
     ),
