@@ -1,7 +1,7 @@
 """llama.cpp's own samplers, asked through its server object: what they keep of a row of logits, and how likely it is.
 
-Run as a program (where `xllamacpp` is) it writes tests/data/policy_llama.*, which the tests compare with always; with
-`xllamacpp` at hand they ask again. llama.cpp quantises activations, so its logits are not ours: its own, told before any
+Run as a program (where `xllamacpp` is) it writes tests/data/policy_llama.*, with which the tests compare always;
+with `xllamacpp` at hand they ask again. llama.cpp quantises activations, so its logits are not ours: its own, told before any
 sampler, are what both sides begin with. It tells log-probabilities, that is logits up to a constant, and a repetition
 penalty depends on that constant; `shifted` finds it from what a penalty of 2 does to one id.
 """
@@ -152,7 +152,7 @@ class Server:
 
 
 def compact(kept: Mapping[int, float]) -> dict[str, Any]:
-    """A case as it is stored: every id kept, or those that went where these are fewer, and the largest probabilities."""
+    """A case as it is stored: every id kept, or those that went if these are fewer, and the largest probabilities."""
     gone = sorted(set(range(VOCAB)) - set(kept))
     best = sorted(kept, key=lambda i: -kept[i])[:LISTED]
     which = {"gone": gone} if len(gone) < len(kept) else {"kept": sorted(kept)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -24,6 +24,7 @@ from glassbox.policy.policy import Policy
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
+from glassbox.text.exactly import exact_ids
 from glassbox.text.segments import Segment
 from glassbox.text.template import ChatTemplate
 from glassbox.text.templates import GIVEN
@@ -205,7 +206,7 @@ class Model:
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids),
+            policy=self.fitted(check.policy_or_default(policy)),
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
             stop=stops,
@@ -225,6 +226,10 @@ class Model:
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
         return Stream(self.engine, generation, recorder, self._provenance(clock, template), self.tokenizer.vocab)
+
+    def fitted(self, policy: Policy) -> Policy:
+        """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
+        return policy.for_model(self.model.vocab_size, self.tokenizer.eos_ids, partial(exact_ids, self.tokenizer))
 
     def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
 NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
+SAID = {"steps": "order", "bias_text": "logit_bias"}  # flags whose parameter is called otherwise
 # parameter -> (key in a GGUF file, value when neither the file nor a flag says anything)
 DEFAULTS: Mapping[str, tuple[str, float]] = {
     "temperature": ("general.sampling.temp", 0.8),
@@ -143,7 +144,7 @@ def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[
     """The policy, and where each value came from: flag, preset, model file or default."""
     from glassbox.policy.presets import PRESETS
 
-    values, sources = dict(given), {"order" if name == "steps" else name: "flag" for name in given}
+    values, sources = dict(given), {SAID.get(name, name): "flag" for name in given}
     if "preset" in given:
         name = f"preset {values['preset']}"
         sources = {**dict.fromkeys(PRESETS[values["preset"]].defaults, name), "order": name, **sources}
