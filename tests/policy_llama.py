@@ -1,8 +1,8 @@
 """llama.cpp's own samplers, asked through its server object: what they keep of a row of logits, and how likely it is.
 
 Run as a program (where `xllamacpp` is) it writes tests/data/policy_llama.*, with which the tests compare always;
-with `xllamacpp` at hand they ask again. llama.cpp quantises activations, so its logits are not ours: its own, told before any
-sampler, are what both sides begin with. It tells log-probabilities, that is logits up to a constant, and a repetition
+with `xllamacpp` at hand they ask again. llama.cpp quantises activations, so its logits are not ours: its own, told
+before any sampler, are what both sides begin with. It tells log-probabilities, that is logits up to a constant, and a repetition
 penalty depends on that constant; `shifted` finds it from what a penalty of 2 does to one id.
 """
 

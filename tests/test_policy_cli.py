@@ -128,4 +128,4 @@ def test_what_the_model_cannot_do_is_said(capsys: pytest.CaptureFixture[str], tm
     )
     assert "eos_ids is ()" in told(capsys, *common, "--min-tokens", "3", code=2)
     err = told(capsys, *common, "--allowed-ids", "1", "--banned-sequences", "2,1", code=2)
-    assert "no token is left after policy step 'banned_sequences' at output token 0: together with 'allowed_ids'" in err
+    assert "no token allowed at step 0: constraints allowed_ids and banned_sequences" in err

@@ -89,7 +89,9 @@ STEPS: Mapping[str, Row] = {
         ("banned_ids",), lambda p: constrain.BannedIds(p.banned_ids) if p.banned_ids else None, constrain.BannedIds
     ),
     "begin_suppress_ids": Row(("begin_suppress_ids",), _begin, constrain.BeginSuppressIds),
-    "banned_sequences": Row(("banned_sequences", "banned_scope", "banned_texts"), _sequences, constrain.BannedSequences),
+    "banned_sequences": Row(
+        ("banned_sequences", "banned_scope", "banned_texts"), _sequences, constrain.BannedSequences
+    ),
     "no_repeat_ngram": Row(
         ("no_repeat_ngram_size",),
         lambda p: penalties.NoRepeatNgram(p.no_repeat_ngram_size) if p.no_repeat_ngram_size else None,
