@@ -2,8 +2,8 @@
 
 Run as a program (where `xllamacpp` is) it writes tests/data/policy_llama.*, with which the tests compare always;
 with `xllamacpp` at hand they ask again. llama.cpp quantises activations, so its logits are not ours: its own, told
-before any sampler, are what both sides begin with. It tells log-probabilities, that is logits up to a constant, and a repetition
-penalty depends on that constant; `shifted` finds it from what a penalty of 2 does to one id.
+before any sampler, are what both sides begin with. It tells log-probabilities, that is logits up to a constant, and a
+repetition penalty depends on that constant; `shifted` finds it from what a penalty of 2 does to one id.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ ORDER = [
     ("engine",),
     ("trace",),
     ("provenance",),
+    ("defaults",),
     ("stream",),
     ("arguments",),
     ("api",),

@@ -85,9 +85,7 @@ def test_non_finite_logits_are_traced_to_a_point_and_a_tensor(where: str, tmp_pa
         run = store.load("last")
     e = caught.value
     assert (e.at, e.seen, e.tensor) == (0, NAN[where], name)
-    assert f"non-finite logits at step 0 after the forward pass at id {e.position}, first seen at {NAN[where]}" in str(
-        e
-    )
+    assert str(e).startswith(f"non-finite logits at step 0 after the forward pass at id {e.position}, first seen at")
     assert str(e).endswith(f"the weights '{name}' are not finite")
     assert run.status == "error" and run.error == f"NonFiniteLogits: {e}" and not run.steps
 

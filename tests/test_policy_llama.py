@@ -2,7 +2,7 @@
 
 llama.cpp adds up in float32, over as many terms as there are tokens alive. What follows from it is bounded, not
 ignored: its kept set is ours for the same values, or lies between ours for values NEAR of them; and its probabilities
-are ours to REAL, or, behind a dynamic temperature, whose entropy is such a sum, to what a temperature NEAR of ours gives.
+are ours to REAL, or, behind a dynamic temperature, whose entropy is such a sum, to what one NEAR of ours gives.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def test_texts_become_ids_before_anything_runs() -> None:
         ("logit_bias", "a"), ("logit_bias", "bc"), ("banned_texts", "d"), ("banned_texts", "ed"),
     )  # fmt: skip
     assert Policy(logit_bias=[("a", 1), (0, 2)]).for_model(5, [], encode).logit_bias == ((0, 3.0),)
-    for policy in (policy, ready):
-        assert Policy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+    for stored in (policy, ready):
+        assert Policy.from_dict(json.loads(json.dumps(stored.to_dict()))) == stored
     assert Policy(logit_bias=[("42", 2)]).logit_bias == (("42", 2.0),)  # in a pair it is the text
 
 

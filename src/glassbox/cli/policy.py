@@ -129,11 +129,17 @@ def policy_of(flags: Mapping[str, Any]) -> Policy:
     """The policy that the flags say, with a preset's values where one is named."""
     from glassbox.policy.policy import Policy
 
+    values = values_of(flags)
+    return Policy.preset(flags["preset"], **values) if "preset" in flags else Policy(**values)
+
+
+def values_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags as parameters of a policy, but for the preset."""
     own = {name: value for name, value in flags.items() if name not in ("preset", "bias_text")}
     values = {"order" if name == "steps" else name: value for name, value in own.items()}
     if "bias_text" in flags:
         values["logit_bias"] = [*flags.get("logit_bias", ()), *flags["bias_text"]]
-    return Policy.preset(flags["preset"], **values) if "preset" in flags else Policy(**values)
+    return values
 
 
 def policy(flags: dict[str, Any], as_json: bool = JsonOption) -> None:
