@@ -39,7 +39,8 @@ ALWAYS: Mapping[str, str] = {
 OTHERS: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,), "num_beam_groups": (1,), "diversity_penalty": (0,), "penalty_alpha": (0,), "dola_layers": (),
     "guidance_scale": (1,), "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
-    "min_length": (0,), "forced_bos_token_id": (), "forced_eos_token_id": (), "force_words_ids": (), "constraints": (), "stop_strings": (),
+    "min_length": (0,), "forced_bos_token_id": (), "forced_eos_token_id": (), "force_words_ids": (),
+    "constraints": (), "stop_strings": (),
     "watermarking_config": (), "renormalize_logits": (False,), "remove_invalid_values": (False,), "max_new_tokens": (),
     "max_length": (20,), "max_time": (), "prompt_lookup_num_tokens": (), "assistant_early_exit": (),
     "token_healing": (False,), "low_memory": (False,),

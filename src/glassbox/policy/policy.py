@@ -22,7 +22,7 @@ from glassbox.policy.shaped import RAW, Shaped, shape
 from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
 from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
 from glassbox.policy.temperature import Temperature
-from glassbox.types import Sums
+from glassbox.types import I64, Sums
 
 Encode = Callable[[str, str], tuple[int, ...]]  # (the parameter it is for, text) -> ids, at least one
 
@@ -111,7 +111,7 @@ class Policy:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
+    @cached_property
     def betas(self) -> tuple[float, ...]:
         """The inverse temperatures at which it will weigh the model's own logits."""
         for step in self.steps:
@@ -165,7 +165,7 @@ class Policy:
             raise ParameterError("eos_ids", (), "given: min_tokens and length_decay need to know what ends the text")
 
     def shape(
-        self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (),
+        self, logits: npt.ArrayLike, prompt_ids: Sequence[int] | I64 = (), output_ids: Sequence[int] = (),
         sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0,
     ) -> Shaped:  # fmt: skip
         """Run the steps over one row of logits, float32 [V].
