@@ -245,7 +245,9 @@ def test_special_text_in_a_message_stays_text(cli: Cli) -> None:
 @pytest.mark.model
 def test_defaults_say_where_they_come_from(cli: Cli) -> None:
     got = json.loads(cli.stored("trace", "hi", "--top-k", "5", "--max-tokens", "2", "--json")[0])
-    assert got["sources"] == {"top_k": "flag", "temperature": "default", "top_p": "default", "min_p": "default"}
+    four = {name: got["sources"][name] for name in ("top_k", "temperature", "top_p", "min_p")}
+    assert four == {"top_k": "flag", "temperature": "default", "top_p": "default", "min_p": "default"}
+    assert set(got["sources"]) == set(got["policy"]) - {"order"}
     assert got["policy"]["temperature"] == 0.8 and got["policy"]["top_p"] == 0.95 and got["policy"]["top_k"] == 5
 
 

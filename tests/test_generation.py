@@ -397,7 +397,7 @@ def broken() -> glassbox.Model:
 
 def test_nan_ends_it_with_its_name_and_keeps_what_was_made(tmp_path: Path) -> None:
     with glassbox.open_store(tmp_path / "runs.db") as store:
-        with pytest.raises(NonFiniteLogits, match="non-finite logits after the forward pass at id 2"):
+        with pytest.raises(NonFiniteLogits, match="at step 3 after the forward pass at id 2, first seen at logits"):
             broken().generate("ab", seed=1, store=store)
         run = store.load("last")
     assert run.status == "error" and len(run.steps) == 3 and run.error is not None and "non-finite" in run.error

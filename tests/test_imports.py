@@ -26,6 +26,7 @@ ORDER = [
     ("speed",),
     ("trace",),
     ("provenance",),
+    ("defaults",),
     ("stream",),
     ("arguments",),
     ("score",),

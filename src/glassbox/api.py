@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
@@ -15,16 +15,19 @@ from glassbox import arguments as check
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
+from glassbox.defaults import FILE, file_values
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError, Unsupported
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
-from glassbox.policy.policy import Policy
+from glassbox.policy.policy import DEFAULT_ORDER, Policy
+from glassbox.policy.table import STEPS
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.score import Scored, score
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
+from glassbox.text.exactly import exact_ids
 from glassbox.text.segments import Segment
 from glassbox.text.template import ChatTemplate
 from glassbox.text.templates import GIVEN
@@ -43,6 +46,7 @@ from glassbox.weights.source import resolve
 if TYPE_CHECKING:
     from glassbox.trace.store import Store
 
+SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}  # where neither file nor caller says anything
 MAX_TOKENS = 256  # generated when nothing else is said
 Announce = Callable[[str], None]
 
@@ -99,7 +103,9 @@ def _path_of(name: str | Path) -> Path | None:
 
 def said_by(file: Gguf | Folder) -> Mapping[str, Any]:
     """The metadata of a GGUF file, or what a folder says under the same keys."""
-    return folder_metadata(file.path, file.generation_config) if isinstance(file, Folder) else file.metadata
+    if not isinstance(file, Folder):
+        return file.metadata
+    return folder_metadata(file.path, file.generation_config) | {"generation_config": file.generation_config}
 
 
 def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
@@ -238,7 +244,7 @@ class Model:
         rows = check.flag("prompt_logprobs", prompt_logprobs)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
-        policy = check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids, ends)
+        policy = self.fitted(check.policy_or_default(policy), ends)
         if policy.grammar is not None and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
@@ -266,6 +272,28 @@ class Model:
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
         return Stream(self, generation, recorder, self._provenance(clock, template))
+
+    def default_policy(
+        self, given: Mapping[str, Any] | None = None, *, from_file: bool = True
+    ) -> tuple[Policy, dict[str, str]]:
+        """What the command line samples with: what is `given`, else what the model's file says (`from_file`), else
+        temperature 0.8 and top-p 0.95. And where each parameter is from: "flag", "model file" or "default"; what the
+        file says that cannot be honoured stands there too, with the reason. Raises ParameterError.
+        """
+        asked = dict(given or {})
+        found, notes = file_values(self.metadata, self.fitted) if from_file else ({}, {})
+        order = asked.get("order", DEFAULT_ORDER)
+        own = {p for name in order if name in STEPS for p in STEPS[name].parameters}
+        notes |= dict.fromkeys(found.keys() - own - asked.keys(), "the order leaves its step out")
+        values = {p: x for p, x in ({**SAMPLING, **found}).items() if p in own} | asked
+        sources = {p: "flag" if p in asked else FILE if p in found else "default" for p in Policy().to_dict()}
+        sources = {p: source for p, source in sources.items() if p in own or p in asked}
+        return Policy(**values), sources | {k: f"{FILE}, not honoured: {why}" for k, why in notes.items()}
+
+    def fitted(self, policy: Policy, stop_ids: Iterable[int] = ()) -> Policy:
+        """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
+        encode = partial(exact_ids, self.tokenizer)
+        return policy.for_model(self.model.vocab_size, self.tokenizer.eos_ids, encode, stop_ids)
 
     def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,

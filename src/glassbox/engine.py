@@ -16,10 +16,12 @@ import numpy as np
 
 from glassbox.cache.pages import available_memory
 from glassbox.cache.prefix import PrefixStore
-from glassbox.errors import GlassboxError, OutOfMemory
+from glassbox.errors import GlassboxError, NonFiniteLogits, OutOfMemory
 from glassbox.generation import Generation, Step
 from glassbox.model.execute import CHUNK, Part
+from glassbox.model.finite import located
 from glassbox.model.model import AnyModel
+from glassbox.policy.shaped import FORWARD
 from glassbox.types import F32, Sums
 
 BESIDE = 64  # prompt ids in a pass that also decodes: bounds how long the decodes wait
@@ -123,6 +125,9 @@ class Engine:
             if generation.steps == 0:
                 self._remember(generation, whole_pages=True)
             generation.accept(rows, took, sums)
+        except NonFiniteLogits as e:
+            self._fail(generation, located(e, self.model, generation.ids) if e.where == FORWARD else e)
+            return
         except GlassboxError as e:
             self._fail(generation, e)
             return

@@ -139,6 +139,7 @@ class Generation:
         prompt = request.encoding.ids
         self.request, self.cache, self._context = request, cache, context
         self.ids = list(prompt)  # prompt and output
+        self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
         self.reused: Reuse | None = None
         self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
@@ -221,8 +222,9 @@ class Generation:
         begin = time.perf_counter_ns()
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
-        past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide)
+        shaped = r.policy.shape(
+            logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide
+        )  # fmt: skip
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)

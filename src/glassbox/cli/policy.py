@@ -47,10 +47,12 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "allowed_ids": (IDS, "Only these ids."),
     "banned_ids": (IDS, "Never these ids."),
     "banned_sequences": ("ID,…;ID,…", "Never these ids one after another."),
+    "banned_texts": ("TEXT", "Never this text, in the ids the tokenizer gives it; may be repeated."),
     "begin_suppress_ids": (IDS, "Not these ids as the first token."),
     "min_tokens": ("N", "No end of text before N tokens."),
     "eos_ids": (IDS, "What ends the text, where not the model says it."),
     "logit_bias": ("ID=B,…", "Add B to the logit of ID."),
+    "bias_text": ("TEXT=B", "Add B to the logit of the last id of TEXT, after its others; may be repeated."),
     "repetition_penalty": ("R", "Divide logits of what was there by R; 1 is off."),
     "repetition_scope": ("SCOPE", "Which ids count for it: prompt+output, output, or the last N."),
     "frequency_penalty": ("F", "Subtract F for each time a token was there."),
@@ -67,6 +69,9 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
 GRAMMARS: Mapping[str, type] = {  # the flags that each say a grammar -> what the command line makes of them
     "grammar": str, "json_schema": str, "json_object": bool, "regex": str, "choice": list[str],
 }  # fmt: skip
+FLAGS: Mapping[str, str] = {"banned_texts": "--banned-text"}  # flags that are called otherwise
+REPEATED = ("banned_texts", "bias_text")
+TYPES: Mapping[str, type] = {**GRAMMARS, **dict.fromkeys(REPEATED, list[str])}
 WHOLE = ("N", "K")  # how whole numbers are written above
 
 
@@ -75,7 +80,7 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     own = inspect.signature(command, eval_str=True)
     added = {
         name: inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=_option(name, how, text), annotation=GRAMMARS.get(name, str)
+            name, inspect.Parameter.KEYWORD_ONLY, default=_option(name, how, text), annotation=TYPES.get(name, str)
         )
         for name, (how, text) in HELP.items()
     }
@@ -97,7 +102,8 @@ def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _option(name: str, how: str, text: str) -> Any:
-    return typer.Option(None, f"--{name.replace('_', '-')}", metavar=how or None, help=text)
+    flag = FLAGS.get(name) or f"--{name.replace('_', '-')}"
+    return typer.Option([] if name in REPEATED else None, flag, metavar=how or None, help=text)
 
 
 def one_grammar(flags: dict[str, Any]) -> dict[str, Any]:
@@ -141,6 +147,10 @@ def read(name: str, text: Any) -> Any:
     try:
         if name in ("preset", "steps"):
             return text if name == "preset" else tuple(s.strip() for s in text.split(",") if s.strip())
+        if name == "banned_texts":
+            return list(text)
+        if name == "bias_text":
+            return [(t, float(b)) for t, _, b in (one.rpartition("=") for one in text)]
         if name == "banned_sequences":
             return [[int(i) for i in s.split(",")] for s in text.split(";")]
         if name == "logit_bias":
@@ -156,7 +166,7 @@ def read(name: str, text: Any) -> Any:
         return int(text) if HELP[name][0] in WHOLE else float(text)
     except ValueError:
         how = HELP[name][0]
-        form = f"of the form {how}" if "," in how or ";" in how or how == IDS else "a number"
+        form = f"of the form {how}" if any(c in how for c in ",;=") else "a number"
         raise ParameterError(name, text, "a whole number" if how in WHOLE else form) from None
 
 
@@ -164,8 +174,17 @@ def policy_of(flags: Mapping[str, Any]) -> Policy:
     """The policy that the flags say, with a preset's values where one is named."""
     from glassbox.policy.policy import Policy
 
-    values = {"order" if name == "steps" else name: value for name, value in flags.items() if name != "preset"}
+    values = values_of(flags)
     return Policy.preset(flags["preset"], **values) if "preset" in flags else Policy(**values)
+
+
+def values_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags as parameters of a policy, but for the preset."""
+    own = {name: value for name, value in flags.items() if name not in ("preset", "bias_text")}
+    values = {"order" if name == "steps" else name: value for name, value in own.items()}
+    if "bias_text" in flags:
+        values["logit_bias"] = [*flags.get("logit_bias", ()), *flags["bias_text"]]
+    return values
 
 
 def policy(flags: dict[str, Any], as_json: bool = JsonOption) -> None:

@@ -37,6 +37,9 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
         out.row(f"  {line}")
     out.print()
     out.field("policy   ", policy_line(request))
+    for name, source in request.sources.items():
+        if "not honoured" in source:
+            out.field("note: ", f"{name} of the {source}", "yellow")
     if not request.policy.greedy:
         out.field("seed     ", str(request.seed))
 

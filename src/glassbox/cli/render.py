@@ -156,6 +156,10 @@ def whole_run(out: Out, run: Run) -> None:
     for step in run.steps:
         out.row(step_line(step, names, out.width))
     not_kept(out, run)
+    if run.failed:
+        out.print()
+        out.field("failed   ", f"step {len(run.steps)}: the policy came so far", "yellow")
+        ledger(out, run.failed, names)
     summary(out, run)
 
 

@@ -27,7 +27,7 @@ from glassbox.cli.output import (
     print_json,
     read_text,
 )
-from glassbox.cli.policy import policy_of
+from glassbox.cli.policy import policy_of, values_of
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
@@ -38,13 +38,6 @@ if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
 NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
-# parameter -> (key in a GGUF file, value when neither the file nor a flag says anything)
-DEFAULTS: Mapping[str, tuple[str, float]] = {
-    "temperature": ("general.sampling.temp", 0.8),
-    "top_k": ("general.sampling.top_k", 0),
-    "top_p": ("general.sampling.top_p", 0.95),
-    "min_p": ("general.sampling.min_p", 0.0),
-}
 
 
 def trace(
@@ -64,6 +57,9 @@ def trace(
     include_stop: bool = typer.Option(False, "--include-stop", help="The text keeps the stop that ended it."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
     speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
+    no_file_defaults: bool = typer.Option(
+        False, "--no-file-defaults", help="Leave aside what the model file says about sampling."
+    ),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
     prompt_logprobs: bool = typer.Option(
@@ -109,7 +105,7 @@ def trace(
             chat["template"] = template_text(template, loaded.tokenizer.templates)
         talk = {"messages": [*head, {"role": "user", "content": text}]}
         asked |= {"prompt": text} if raw or plain else talk | chat
-        asked["policy"], asked["sources"] = choose_policy(loaded, flags)
+        asked["policy"], asked["sources"] = choose_policy(loaded, flags, not no_file_defaults)
         stream = loaded.stream(store=opened, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
         run, interrupted = run_trace(stream, live)
@@ -143,21 +139,17 @@ class Interrupted(GlassboxError):
     exit_code = INTERRUPTED
 
 
-def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[str, str]]:
+def choose_policy(model: Model, given: Mapping[str, Any], from_file: bool) -> tuple[Policy, dict[str, str]]:
     """The policy, and where each value came from: flag, preset, model file or default."""
     from glassbox.policy.presets import PRESETS
 
-    values, sources = dict(given), {"order" if name == "steps" else name: "flag" for name in given}
-    if "preset" in given:
-        name = f"preset {values['preset']}"
-        sources = {**dict.fromkeys(PRESETS[values["preset"]].defaults, name), "order": name, **sources}
-        return policy_of(values), sources
-    for name, (key, fallback) in DEFAULTS.items():
-        if name not in values and name in values.get("steps", DEFAULTS):
-            in_file = model.metadata.get(key)
-            values[name] = fallback if in_file is None else in_file
-            sources[name] = "default" if in_file is None else "model file"
-    return policy_of(values), sources
+    if "preset" not in given:
+        return model.default_policy(values_of(given), from_file=from_file)
+    name = f"preset {given['preset']}"
+    made, brought = policy_of(given), PRESETS[given["preset"]]
+    own = dict.fromkeys((*brought.parameters, *brought.fixed), "default")
+    own |= dict.fromkeys((*brought.defaults, *brought.fixed, "order"), name)
+    return made, own | dict.fromkeys(values_of(given), "flag")
 
 
 def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:

@@ -89,8 +89,8 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "llama.cpp": Preset(
         _steps(
-            """logit_bias repetition_penalty frequency_penalty presence_penalty dry top_n_sigma top_k typical top_p
-            min_p xtc temperature"""
+            """banned_ids logit_bias repetition_penalty frequency_penalty presence_penalty dry top_n_sigma top_k typical
+            top_p min_p xtc temperature"""
         ),
         defaults={
             "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_scope": 64,
@@ -101,6 +101,7 @@ PRESETS: Mapping[str, Preset] = {
         notes=(
             "the last 64 ids, prompt included, count for all three penalties (repeat_last_n)",
             "temperature comes last, so the steps that cut never see it",
+            "banned_ids are a logit_bias of false",
         ),
     ),
     "mlx": Preset(

@@ -33,7 +33,7 @@ EVERYTHING, OUTPUT = "prompt+output", "output"
 class Past:
     """The ids before the one to be chosen, for steps that look back, and the key of what steps draw."""
 
-    prompt_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] | I64 = ()
     output_ids: Sequence[int] = ()
     seed: int | None = None  # None: whatever draws refuses to
     sequence: int = 0

@@ -64,7 +64,15 @@ def _dry(p: Policy) -> Step | None:
 
 
 def _sequences(p: Policy) -> Step | None:
-    return constrain.BannedSequences(p.banned_sequences, p.banned_scope) if p.banned_sequences else None
+    on = p.banned_sequences or p.banned_texts
+    return constrain.BannedSequences(p.banned_sequences, p.banned_scope) if on else None
+
+
+def _bias(p: Policy) -> Step | None:
+    """A text is no id yet: `Policy.for_model` sees to that, and `Policy.shape` that it has."""
+    ids = tuple((i, b) for i, b in p.logit_bias if isinstance(i, int))
+    sequences = tuple((s, b) for s, b in p.logit_bias if isinstance(s, tuple))
+    return constrain.LogitBias(ids, sequences) if p.logit_bias else None
 
 
 def _begin(p: Policy) -> Step | None:
@@ -83,7 +91,9 @@ STEPS: Mapping[str, Row] = {
         ("banned_ids",), lambda p: constrain.BannedIds(p.banned_ids) if p.banned_ids else None, constrain.BannedIds
     ),
     "begin_suppress_ids": Row(("begin_suppress_ids",), _begin, constrain.BeginSuppressIds),
-    "banned_sequences": Row(("banned_sequences", "banned_scope"), _sequences, constrain.BannedSequences),
+    "banned_sequences": Row(
+        ("banned_sequences", "banned_scope", "banned_texts"), _sequences, constrain.BannedSequences
+    ),
     "no_repeat_ngram": Row(
         ("no_repeat_ngram_size",),
         lambda p: penalties.NoRepeatNgram(p.no_repeat_ngram_size) if p.no_repeat_ngram_size else None,
@@ -94,9 +104,7 @@ STEPS: Mapping[str, Row] = {
         lambda p: constrain.MinTokens(p.min_tokens, p.eos_ids) if p.min_tokens else None,
         constrain.MinTokens,
     ),
-    "logit_bias": Row(
-        ("logit_bias",), lambda p: constrain.LogitBias(p.logit_bias) if p.logit_bias else None, constrain.LogitBias
-    ),
+    "logit_bias": Row(("logit_bias",), _bias, constrain.LogitBias),
     "repetition_penalty": Row(("repetition_penalty", "repetition_scope"), _repetition, penalties.RepetitionPenalty),
     "frequency_penalty": Row(
         ("frequency_penalty", "penalty_scope", "frequency_formula"), _frequency, penalties.FrequencyPenalty

@@ -116,6 +116,17 @@ def _ledger_of(r: Get, steps: PolicySteps, entropy_before: float) -> LedgerRow:
     )
 
 
+def failed_of(run: Get) -> tuple[LedgerRow, ...]:
+    """The ledger of the step that failed, where one did and it was kept."""
+    rows = json.loads(run["stop_detail"]) if run["stop_kind"] is None and run["stop_detail"] else []
+    lists = ("removed_ids", "top")
+    return tuple(LedgerRow(**{**r, **{k: tuple(map(_tupled, r[k])) for k in lists}}) for r in rows)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def outcome_of(run: Get) -> Outcome | None:
     """None while it runs, and when it failed or was cut off."""
     if run["stop_kind"] is None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.policy.policy import LedgerRow
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace.rows import ASKED, ENDED, OPTIONS, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
 
@@ -156,9 +158,13 @@ def candidate_rows(step: Step) -> list[Row]:
     ]
 
 
-def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, retain: Retain) -> Row:
+def ended_row(
+    outcome: Outcome | None, finish_reason: str, error: str | None, retain: Retain, failed: Sequence[LedgerRow] = ()
+) -> Row:  # fmt: skip
     """The part of a `run` row that is known at the end. Without an outcome it failed or was abandoned."""
     values: dict[str, Any] = {"finish_reason": finish_reason, "error": _text(error)}
+    if failed and retain != "none":
+        values["stop_detail"] = dumps([asdict(r) for r in failed])
     if outcome is not None:
         usage, timings = outcome.usage, outcome.timings
         values |= {

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.policy.policy import LedgerRow
 from glassbox.trace import encode, rows
 from glassbox.trace.rows import Level, Retain, Row
 
@@ -30,6 +31,7 @@ class End:
     outcome: Outcome | None
     finish_reason: str
     error: str | None = None
+    failed: tuple[LedgerRow, ...] = ()  # the ledger of the step that failed
 
 
 Item = Begin | Step | End | tuple[PromptToken, ...]
@@ -94,7 +96,7 @@ class Journal:
         """Encode one item. Raises whatever the values make the encoding raise; then nothing of it is kept."""
         w = self._waiting
         if isinstance(item, End):
-            w.ended = encode.ended_row(item.outcome, item.finish_reason, item.error, self.retain)
+            w.ended = encode.ended_row(item.outcome, item.finish_reason, item.error, self.retain, item.failed)
         elif self._lost:
             return
         elif isinstance(item, Step):

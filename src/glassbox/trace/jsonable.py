@@ -38,6 +38,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "created": run.created.isoformat(timespec="milliseconds"),
         "status": run.status,
         "error": run.error,
+        "failed_ledger": [row.to_dict() for row in run.failed],
         "level": run.level,
         "retain": run.retain,
         "problem": run.problem,

@@ -130,6 +130,7 @@ def run_of(rows: Rows, unfinished: str) -> Run:
         status="done" if outcome else run["finish_reason"] or unfinished,
         usage=outcome.usage if outcome else Usage(run["prompt_tokens"], cached, len(made)),
         error=run["error"],
+        failed=decode.failed_of(run),
         level=run["level"],
         retain=run["retain"],
         token_ns=tuple((r["model_ns"], r["policy_ns"]) for r in made),

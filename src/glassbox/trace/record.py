@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from glassbox.errors import PromptError
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
-from glassbox.policy.policy import Policy
+from glassbox.policy.policy import LedgerRow, Policy
 from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
 from glassbox.trace.journal import Begin, End, Item, Journal
@@ -43,6 +43,7 @@ class Run:
     outcome: Outcome | None  # None unless done
     usage: Usage  # counted from what is there when there is no outcome
     error: str | None = None
+    failed: tuple[LedgerRow, ...] = ()  # what the policy did at the step that failed, as far as it came
     level: Level = "look"  # what this object holds; "ids" is without ledger and candidates
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
@@ -204,7 +205,8 @@ class Recorder:
         cancelled = isinstance(exc, KeyboardInterrupt)
         # An error's words may quote the prompt.
         words = f"{type(exc).__name__}: {exc}" if self.retain == "text" else type(exc).__name__
-        self._finish(End(None, "cancelled" if cancelled else "error", None if cancelled else words))
+        ledger = getattr(exc, "ledger", ()) if self.level == "look" else ()
+        self._finish(End(None, "cancelled" if cancelled else "error", None if cancelled else words, tuple(ledger)))
 
     def close(self) -> None:
         """Mark a run that has not ended as interrupted, and wait until the store has what it can have."""
@@ -239,6 +241,7 @@ class Recorder:
             created_ms=self._begin.created_ms,
             status=status,
             error=end.error if end else None,
+            failed=end.failed if end else (),
             level=self.level,
             problem=self.problem,
             recorded=self._journal is not None and self._writer is not None and self._journal.kept,

@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS run (
   -- written at the end; finish_reason is NULL while it runs, and stays so when the writer dies
   finish_reason    TEXT,
   stop_kind        TEXT,
-  stop_detail      TEXT,                  -- JSON
+  stop_detail      TEXT,                  -- JSON; of a run that failed: the ledger of that step
   text             TEXT,
   cached_tokens    INTEGER,
   completion_tokens INTEGER,
