@@ -6,6 +6,7 @@ the model: engine.py asks it which ids it needs computed, and hands it the logit
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from glassbox.beam import Beam, BeamRow
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
-from glassbox.policy.policy import Candidate, LedgerRow, Policy
+from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.types import F32, Sums
@@ -41,6 +43,8 @@ class Request:
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
     sequence: int = 0
+    group: str | None = None  # what runs have in common that were asked for together
+    beam: Beam | None = None  # search instead of drawing
     reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
     salt: str = ""  # reuse only among requests with the same salt
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
@@ -48,6 +52,11 @@ class Request:
     messages: tuple[Mapping[str, Any], ...] | None = None
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
+
+    @property
+    def width(self) -> int:
+        """How many sequences it may come to be at a time."""
+        return self.beam.width if self.beam else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,9 @@ class Step:
     drafted: bool = False  # guessed beforehand and found right
 
 
+Event = Step | tuple[BeamRow, ...]  # a token; or all candidates of one step of a beam search
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
@@ -130,7 +142,7 @@ class Generation:
         self.ids = list(prompt)  # prompt and output
         self.steps = 0
         self.reused: Reuse | None = None
-        self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
+        self.inbox: deque[Event | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
         self._detokenizer = tokenizer.detokenizer(prompt)
@@ -145,6 +157,11 @@ class Generation:
         self._first_token: int | None = None
         self._draft: list[int] = []
         self._lookup = PromptLookup() if request.speculate else None
+
+    @property
+    def lanes(self) -> Sequence[Generation]:
+        """The sequences that want a place in the next pass, each with a cache of its own."""
+        return (self,)
 
     @property
     def pending(self) -> list[int]:
@@ -195,12 +212,20 @@ class Generation:
     def advance(self, logits: F32, model_ns: int, drafted: bool = False, sums: Sums | None = None) -> Step:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
-        r, position = self.request, len(self.ids)
-        n = len(r.encoding.ids)
+        shaped = self.shape(logits, sums)
+        r = self.request
+        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=len(self.ids))
+        return self.take(choice, shaped, model_ns, begin, drafted)
+
+    def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
+        """What the policy makes of a row of logits [V] about the next id."""
+        r, n = self.request, len(self.request.encoding.ids)
         past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
-        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
-        chosen = time.perf_counter_ns()
+        return r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
+
+    def take(self, choice: Choice, shaped: Shaped, model_ns: int, begin: int, drafted: bool = False) -> Step:
+        """Go on by the id that was chosen. begin: when the work on these logits began."""
+        chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
         self.steps += 1
         shown = self._stops.feed(self._detokenizer.feed(choice.id))
@@ -223,11 +248,22 @@ class Generation:
             ledger=shaped.ledger,
             candidates=shaped.candidates(CANDIDATES, include=(choice.id,)),
             entropy=shaped.ledger[0].entropy,
-            logits_hash=logits_hash(logits),
+            logits_hash=logits_hash(shaped.logits),
             model_ns=model_ns,
             policy_ns=chosen - begin,
             drafted=drafted,
         )
+
+    def fork(self) -> Generation:
+        """Another sequence with the same past. Only the cache is still this one's."""
+        twin = copy.copy(self)
+        twin.ids, twin._text = list(self.ids), list(self._text)
+        twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
+        return twin
+
+    def release(self) -> None:
+        """Give back what it holds of the cache."""
+        self.cache.release()
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""

@@ -34,6 +34,10 @@ class Detokenizer:
             data = data.removeprefix(b" ")
         return self._decoder.decode(data)
 
+    def fork(self) -> Detokenizer:
+        """Another one at the same place in the same text."""
+        return Detokenizer(self._vocab, pending=self.held, drop_space=self._drop_space)
+
     @property
     def held(self) -> bytes:
         """The bytes of an unfinished character, at most three."""

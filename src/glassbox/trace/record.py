@@ -12,18 +12,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from glassbox.beam import BeamRow, Beams
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import Policy
 from glassbox.trace.alive import owner
-from glassbox.trace.journal import Begin, End, Item, Journal
+from glassbox.trace.journal import Begin, End, Item, Journal, Tried
 from glassbox.trace.jsonable import run_to_dict
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
 
 if TYPE_CHECKING:
     from glassbox.trace.store import Store
+
+FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Run:
     level: Level = "look"  # what this object holds; "ids" is without ledger and candidates
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
+    tried: tuple[BeamRow, ...] = ()  # the candidates of a beam search, step by step
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
 
@@ -123,6 +128,12 @@ class Run:
         """Of the engine that computed it: the same fingerprint gives the same bits."""
         return self.provenance.engine
 
+    @cached_property
+    def beams(self) -> Beams | None:
+        """The beam search whose best hypothesis the steps are; None where there was none."""
+        cut = self.outcome is None or self.outcome.ending.kind in FROM_OUTSIDE
+        return Beams(self.request.beam, self.tried, cut) if self.request.beam else None
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
         return run_to_dict(self)
@@ -150,6 +161,7 @@ class Recorder:
         self._begin: Begin | None = None
         self._prompt: dict[int, PromptToken] = {}
         self._steps: list[Step] = []
+        self._tried: list[BeamRow] = []
         self._end: End | None = None
         self._closed = False
         self.run_id = ""
@@ -174,6 +186,11 @@ class Recorder:
     def step(self, step: Step) -> None:
         self._steps.append(step)
         self._put(step)
+
+    def beams(self, rows: tuple[BeamRow, ...]) -> None:
+        """The candidates of one step of a beam search."""
+        self._tried += rows
+        self._put(Tried(rows))
 
     def end(self, outcome: Outcome) -> None:
         self._finish(End(outcome, outcome.ending.finish_reason))
@@ -219,6 +236,7 @@ class Recorder:
             status=status,
             error=end.error if end else None,
             level=self.level,
+            tried=tuple(self._tried),
             problem=self.problem,
             recorded=self._journal is not None and self._writer is not None and self._journal.kept,
         )

@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together; with texts, "chat" too
+OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together; some runs have more (encode.py)
 
 
 def _columns(names: str) -> tuple[str, ...]:
@@ -43,6 +43,7 @@ LEDGER = _columns(
     argmax_changed"""
 )
 CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
+BEAM = _columns("step i grp beam parent id logprob score state bytes text")
 
 
 def dumps(value: object) -> str:
@@ -84,9 +85,18 @@ def position_digest(
     return _digest((position, named, list(candidates)), header, 8)
 
 
-def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
-    """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    return _digest((sorted(digests.items()), ledger_steps, ended), header, 16)
+def beam_digest(header: bytes, row: Row) -> bytes:
+    """Over one candidate of a beam search."""
+    return _digest(("beam", row), header, 8)
+
+
+def seal(
+    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, beams: Sequence[bytes] = ()
+) -> bytes:
+    """Over all positions, the candidates of a beam search, and the ending: nothing can be cut off a finished run
+    unnoticed."""
+    more = [list(beams)] if beams else []
+    return _digest((sorted(digests.items()), ledger_steps, ended, *more), header, 16)
 
 
 def _named(row: Row, steps: PolicySteps) -> tuple[str, str]:
