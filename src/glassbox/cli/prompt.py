@@ -37,7 +37,7 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
         out.row(f"  {line}")
     out.print()
     out.field("policy   ", policy_line(request))
-    if not request.policy.greedy:
+    if not request.policy.greedy and request.beam is None:
         out.field("seed     ", str(request.seed))
 
 

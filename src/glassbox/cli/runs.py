@@ -26,7 +26,18 @@ def runs(
 
     found = newest(store, limit)
     if as_json:
-        keys = ("id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem")
+        keys = (
+            "id",
+            "model",
+            "finish_reason",
+            "prompt",
+            "prompt_tokens",
+            "tokens",
+            "problem",
+            "group",
+            "sequence",
+            "beams",
+        )
         print_json([{"created": r.created.isoformat()} | {k: getattr(r, k) for k in keys} for r in found])
         return
     out = console()
@@ -37,6 +48,10 @@ def runs(
     for r in found:
         name, when = inert(model_name(r.model), width=16), r.created.astimezone()
         out.row(f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  {r.prompt}")
+        if r.group is not None:
+            out.field("  group  ", f"{r.group}, sample {r.sequence}", "")
+        if r.beams is not None:
+            out.field("  beams  ", str(r.beams), "")
         if r.problem:
             out.field("  trace  ", r.problem, "yellow")
 
