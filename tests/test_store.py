@@ -80,7 +80,7 @@ def test_the_file_says_what_it_is(path: Path) -> None:
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     conn.close()
     assert pragma == {"application_id": int.from_bytes(b"GLBX"), "user_version": 1, "journal_mode": "wal"}
-    assert tables == {"run", "segment", "position", "ledger", "candidate", "tensor"}
+    assert tables == {"run", "segment", "position", "ledger", "candidate", "beam", "tensor"}
 
 
 def test_the_default_lies_in_the_users_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from glassbox import arguments as check
+from glassbox.beam import Beam
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
@@ -22,9 +23,11 @@ from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import DEFAULT_ORDER, Policy
+from glassbox.policy.step import whole
 from glassbox.policy.table import STEPS
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.score import Scored, score
+from glassbox.search import BeamSearch
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.exactly import exact_ids
@@ -34,6 +37,7 @@ from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
+from glassbox.trace.runid import new_run_id
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION
 from glassbox.weights.gguf import Gguf
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 
 SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}  # where neither file nor caller says anything
 MAX_TOKENS = 256  # generated when nothing else is said
+MOST_SAMPLES = 1000
 Announce = Callable[[str], None]
 
 
@@ -206,6 +211,37 @@ class Model:
             pass
         return stream.run
 
+    def samples(self, prompt: str | None = None, *, n: int, **asked: Any) -> list[Run]:
+        """n generations at once, of one seed but different draws: run i has sequence i, and run 0 is what `generate`
+        gives. Takes what `stream` takes. The prompt is computed once. Each is a run of its own in the store.
+        """
+        streams = self.sample_streams(prompt, n=n, **asked)
+        with ExitStack() as closing:
+            for stream in streams:
+                closing.enter_context(stream)
+            waiting = streams
+            while waiting:
+                waiting = [stream for stream in waiting if next(stream, None) is not None]
+        return [stream.run for stream in streams]
+
+    def sample_streams(self, prompt: str | None = None, *, n: int, **asked: Any) -> list[Stream]:
+        """The streams of `samples`, for who wants to see their steps. They run together as long as each is asked."""
+        count = whole("n", n, 1, MOST_SAMPLES, f"a whole number from 1 to {MOST_SAMPLES}")
+        if asked.get("beam") is not None:
+            raise ParameterError("beam", asked["beam"], "left out: samples are drawn, beams are not")
+        first = self.stream(prompt, group=new_run_id() if count > 1 else None, **asked)
+        recorded = [asked.get("store"), asked.get("level", "look"), asked.get("retain", "text")]
+        others = (replace(first.request, sequence=first.request.sequence + i) for i in range(1, count))
+        return [first, *(self._open(request, first.provenance, *recorded) for request in others)]
+
+    def beam_search(self, prompt: str | None = None, *, beam: Beam | int, **asked: Any) -> Run:
+        """The likeliest text that a beam search finds: its steps are the run's, and `run.beams` holds the search.
+
+        beam: a Beam, or how many beams. Takes what `stream` takes. The policy shapes each beam by its own past, and
+        nothing is drawn. See beam.py for the rules.
+        """
+        return self.generate(prompt, beam=Beam(beam) if isinstance(beam, int) else beam, **asked)
+
     def stream(
         self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
         policy: Policy | None = None, seed: int | None = None, max_tokens: int | None = MAX_TOKENS,
@@ -214,6 +250,7 @@ class Model:
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text",
+        sequence: int = 0, group: str | None = None, beam: Beam | None = None,
         **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
@@ -232,6 +269,8 @@ class Model:
         speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
+        sequence: of several under one seed, which; group: a name for runs that belong together. beam: search instead of
+        drawing; then the steps come when all is done.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         vocab_size = self.model.vocab_size
@@ -253,6 +292,9 @@ class Model:
             policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
+            sequence=whole("sequence", sequence, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+            group=None if group is None else check.string("group", group),
+            beam=beam,
             stop=stops,
             stop_ids=tuple(ends),
             include_stop=check.flag("include_stop", include_stop),
@@ -266,12 +308,19 @@ class Model:
             chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
         )
+        check.beams(request)
+        return self._open(request, self._provenance(clock, template), store, level, retain)
+
+    def _open(
+        self, request: Request, provenance: Provenance, store: Store | None, level: Level, retain: Retain
+    ) -> Stream:  # fmt: skip
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
-        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
-        return Stream(self, generation, recorder, self._provenance(clock, template))
+        kind = Generation if request.beam is None else BeamSearch
+        generation = kind(request, self.tokenizer, self.model.new_cache(), self.context)
+        return Stream(self, generation, recorder, provenance)
 
     def default_policy(
         self, given: Mapping[str, Any] | None = None, *, from_file: bool = True

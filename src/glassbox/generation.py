@@ -6,6 +6,7 @@ the model: engine.py asks it which ids it needs computed, and hands it the logit
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from glassbox.beam import Beam, BeamRow
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
@@ -22,7 +24,7 @@ from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
 from glassbox.policy.guide import compiled
 from glassbox.policy.judge import judge
-from glassbox.policy.policy import Candidate, LedgerRow, Policy
+from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.types import F32, Sums
@@ -44,6 +46,8 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     include_stop: bool = False  # the text keeps the stop string, or the text of the stop id, that ended it
     sequence: int = 0
+    group: str | None = None  # what runs have in common that were asked for together
+    beam: Beam | None = None  # search instead of drawing
     reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
     salt: str = ""  # reuse only among requests with the same salt
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
@@ -52,6 +56,11 @@ class Request:
     messages: tuple[Mapping[str, Any], ...] | None = None
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
+
+    @property
+    def width(self) -> int:
+        """How many sequences it may come to be at a time."""
+        return self.beam.width if self.beam else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,9 @@ class Step:
     text_offset: int | None = None  # characters of prompt and output before its own; bytes of one character share it
 
 
+Event = Step | tuple[BeamRow, ...]  # a token; or all candidates of one step of a beam search
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     prompt_tokens: int
@@ -142,7 +154,7 @@ class Generation:
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
         self.reused: Reuse | None = None
-        self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
+        self.inbox: deque[Event | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
         self.prompt_logprobs: list[float | None] = [None]  # as far as they are known; nothing comes before the first
@@ -162,6 +174,11 @@ class Generation:
         self._last_token: int | None = None
         self._draft: list[int] = []
         self._lookup = PromptLookup() if request.speculate else None
+
+    @property
+    def lanes(self) -> Sequence[Generation]:
+        """The sequences that want a place in the next pass, each with a cache of its own."""
+        return (self,)
 
     @property
     def pending(self) -> list[int]:
@@ -220,13 +237,21 @@ class Generation:
     def advance(self, logits: F32, model_ns: int, drafted: bool = False, sums: Sums | None = None) -> Step:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
-        r, position = self.request, len(self.ids)
-        n = len(r.encoding.ids)
-        shaped = r.policy.shape(
+        shaped = self.shape(logits, sums)
+        r = self.request
+        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=len(self.ids))
+        return self.take(choice, shaped, model_ns, begin, drafted)
+
+    def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
+        """What the policy makes of a row of logits [V] about the next id."""
+        r, n = self.request, len(self.request.encoding.ids)
+        return r.policy.shape(
             logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide
         )  # fmt: skip
-        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
-        chosen = time.perf_counter_ns()
+
+    def take(self, choice: Choice, shaped: Shaped, model_ns: int, begin: int, drafted: bool = False) -> Step:
+        """Go on by the id that was chosen. begin: when the work on these logits began."""
+        chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
         self.steps += 1
         text, ending, offset = self._show(choice.id)
@@ -246,7 +271,7 @@ class Generation:
             ledger=shaped.ledger,
             candidates=shaped.candidates(CANDIDATES, include=(choice.id,)),
             entropy=shaped.ledger[0].entropy,
-            logits_hash=logits_hash(logits),
+            logits_hash=logits_hash(shaped.logits),
             model_ns=model_ns,
             policy_ns=chosen - begin,
             drafted=drafted,
@@ -278,6 +303,17 @@ class Generation:
         if self._guide is None or self.steps < self.request.policy.min_tokens:
             return False
         return self._guide.finished(self.ids[len(self.request.encoding.ids) :])
+
+    def fork(self) -> Generation:
+        """Another sequence with the same past. Only the cache is still this one's."""
+        twin = copy.copy(self)
+        twin.ids, twin._text = list(self.ids), list(self._text)
+        twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
+        return twin
+
+    def release(self) -> None:
+        """Give back what it holds of the cache."""
+        self.cache.release()
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""

@@ -40,7 +40,7 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     for name, source in request.sources.items():
         if "not honoured" in source:
             out.field("note: ", f"{name} of the {source}", "yellow")
-    if not request.policy.greedy:
+    if not request.policy.greedy and request.beam is None:
         out.field("seed     ", str(request.seed))
 
 

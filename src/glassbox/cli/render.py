@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from glassbox.cli.beams import beams_at, beams_of_run
 from glassbox.cli.names import Named, Names, described, model_name
 from glassbox.cli.output import Out, console
 from glassbox.cli.prompt import prompt
@@ -33,9 +34,11 @@ class Live:
 
     def __init__(self, model: Model, note: str = "") -> None:
         self.model, self.note, self.out = model, note, console()
+        self.beams = False
 
     def head(self, request: Request) -> None:
         """What goes in: template with its segments, ids with their bytes, policy."""
+        self.beams = request.beam is not None
         if self.note:
             self.out.field("note: ", self.note, "yellow")
         self.out.field("", f"{model_name(request.model)}: {described(self.model)}")
@@ -43,7 +46,8 @@ class Live:
         steps_head(self.out)
 
     def step(self, step: Step) -> None:
-        self.out.row(step_line(step, self.model.tokenizer.vocab, self.out.width))
+        undrawn = "beams" if self.beams else "greedy"
+        self.out.row(step_line(step, self.model.tokenizer.vocab, self.out.width, undrawn))
 
     def tail(self, run: Run, store: Store, store_given: bool) -> None:
         """What came of it. Commands to be copied are not broken, whatever the width."""
@@ -61,11 +65,11 @@ def steps_head(out: Out) -> None:
     out.row(head + "instead" * (out.width >= INSTEAD + ROOM), "bold")
 
 
-def step_line(step: Step, vocab: Named, width: int) -> Text:
+def step_line(step: Step, vocab: Named, width: int, undrawn: str = "greedy") -> Text:
     """One generated token: its text, probability before and after the policy, the draw, the best alternatives."""
     c = step.choice
     before, after = percent(c.logprob_raw), percent(c.logprob_final)
-    draw = "greedy" if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
+    draw = undrawn if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
     line = Text(f"{step.step:>4}{'+' if step.drafted else ' '} ")
     line.append(padded(token(step), TOKEN), "bold green")
     line.append(f" {before:>6} {after:>6}  {draw:<18} ")
@@ -154,8 +158,9 @@ def whole_run(out: Out, run: Run) -> None:
     prompt(out, run.request, names)
     steps_head(out)
     for step in run.steps:
-        out.row(step_line(step, names, out.width))
+        out.row(step_line(step, names, out.width, "beams" if run.beams else "greedy"))
     not_kept(out, run)
+    beams_of_run(out, run, names)
     if run.failed:
         out.print()
         out.field("failed   ", f"step {len(run.steps)}: the policy came so far", "yellow")
@@ -172,7 +177,8 @@ def one_step(out: Out, run: Run, at: int) -> None:
     out.field("after    ", f"…{inert(before)}" if before else "the prompt", "")
     out.field("chosen   ", f"{step.id} {quoted(step.bytes)}, rank {c.rank_raw} of the model's own distribution", "")
     out.field("logprob  ", f"{c.logprob_raw:.4f} before the policy, {c.logprob_final:.4f} after", "")
-    drawn = "greedy: nothing was drawn" if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
+    undrawn = f"{'beams' if run.beams else 'greedy'}: nothing was drawn"
+    drawn = undrawn if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
     out.field("draw     ", drawn + (f", {c.ties} others tied" if c.ties else ""), "")
     out.field("logits   ", f"xxh64 {step.logits_hash}, entropy {step.entropy:.3f} nats", "")
     problem(out, run)
@@ -183,6 +189,7 @@ def one_step(out: Out, run: Run, at: int) -> None:
     if step.candidates:
         out.print()
         candidates(out, step, names)
+    beams_at(out, run, at, names)
 
 
 def not_kept(out: Out, run: Run) -> None:

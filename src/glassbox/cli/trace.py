@@ -32,11 +32,13 @@ from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from glassbox.api import Model
+    from glassbox.beam import Beam
     from glassbox.cli.render import Live
     from glassbox.policy.policy import Policy
     from glassbox.stream import Stream
     from glassbox.trace.record import Run
 
+EARLY: Mapping[str, bool | str] = {"no": False, "yes": True, "never": "never"}
 NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
 
 
@@ -55,6 +57,13 @@ def trace(
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
     time_limit: float = typer.Option(None, "--time-limit", metavar="SECONDS", help="Stop after so long."),
     include_stop: bool = typer.Option(False, "--include-stop", help="The text keeps the stop that ended it."),
+    n: int = typer.Option(1, "--n", metavar="N", help="So many texts at once, under one seed."),
+    beams: int = typer.Option(None, "--beams", metavar="N", help="Search with N beams instead of drawing."),
+    length_penalty: float = typer.Option(None, "--length-penalty", metavar="P", help="Above 0 favours long texts."),
+    early_stopping: str = typer.Option(None, "--early-stopping", metavar="HOW", help="no, yes or never."),
+    beam_groups: int = typer.Option(None, "--beam-groups", metavar="G", help="Beams in G groups that differ."),
+    diversity_penalty: float = typer.Option(None, "--diversity-penalty", metavar="D", help="How much they differ."),
+    returned: int = typer.Option(None, "--returned", metavar="R", help="Show the best R hypotheses."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
     speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
     no_file_defaults: bool = typer.Option(
@@ -77,6 +86,7 @@ def trace(
     Sampling parameters that are not given come from the model file where it has them; the output says which.
     """
     from glassbox.cache.pages import KINDS
+    from glassbox.cli.beams import beams_of_run
     from glassbox.cli.names import model_name
     from glassbox.cli.render import Live
 
@@ -90,6 +100,10 @@ def trace(
     chat = chat_flags(messages, tools, template, template_arg, continue_final)
     if raw and chat:
         raise PromptError("--raw leaves out the chat template, which the other flags are for")
+    beam = beam_of(
+        beams, n, length_penalty=length_penalty, early_stopping=early_stopping, groups=beam_groups,
+        diversity_penalty=diversity_penalty, returned=returned,
+    )  # fmt: skip
     text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
@@ -105,11 +119,19 @@ def trace(
             chat["template"] = template_text(template, loaded.tokenizer.templates)
         talk = {"messages": [*head, {"role": "user", "content": text}]}
         asked |= {"prompt": text} if raw or plain else talk | chat
-        asked["policy"], asked["sources"] = choose_policy(loaded, flags, not no_file_defaults)
-        stream = loaded.stream(store=opened, **asked)
+        use_file = not no_file_defaults
+        asked["policy"], asked["sources"] = (
+            choose_policy(loaded, flags, use_file) if beam is None else (policy_of(flags), {})
+        )
+        if n != 1:
+            many(loaded, n, asked | {"store": opened}, as_json)
+            return
+        stream = loaded.stream(store=opened, beam=beam, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
         run, interrupted = run_trace(stream, live)
         if live:
+            if run.beams:
+                beams_of_run(live.out, run, loaded.tokenizer.vocab)
             live.tail(run, opened, store is not None)
         else:
             print_json(run.to_dict())
@@ -117,6 +139,40 @@ def trace(
                 note(f"glassbox: the trace is {run.problem}")
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
+
+
+def beam_of(width: int | None, n: int, **flags: Any) -> Beam | None:
+    """The beam search that the flags ask for. Raises ParameterError."""
+    from glassbox.beam import Beam
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    if width is None:
+        if given:
+            name, value = next(iter(given.items()))
+            raise ParameterError(name, value, "given with --beams only")
+        return None
+    if n != 1:
+        raise ParameterError("n", n, "left out with --beams")
+    if "early_stopping" in given:
+        if given["early_stopping"] not in EARLY:
+            raise ParameterError("early_stopping", given["early_stopping"], f"one of {', '.join(EARLY)}")
+        given["early_stopping"] = EARLY[given["early_stopping"]]
+    return Beam(width, **given)
+
+
+def many(model: Model, n: int, asked: dict[str, Any], as_json: bool) -> None:
+    """Several texts at once: each with its number, its end and the sum of its log-probabilities."""
+    from glassbox.cli import samples
+
+    streams = model.sample_streams(n=n, **asked)
+    interrupted = samples.run(streams)
+    runs = [stream.run for stream in streams]
+    if as_json:
+        print_json({"samples": [run.to_dict() for run in runs]})
+    else:
+        samples.show(runs, model)
+    if interrupted:
+        raise Interrupted(f"interrupted; what was made is kept as runs {', '.join(run.run_id for run in runs)}")
 
 
 def said(prompt: str | None, system: str | None, in_file: bool) -> tuple[str, list[dict[str, str]]]:

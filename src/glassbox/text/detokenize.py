@@ -47,6 +47,10 @@ class Detokenizer:
             text += self._decoder.decode(b"", True)
         return text
 
+    def fork(self) -> Detokenizer:
+        """Another one at the same place in the same text."""
+        return Detokenizer(self._vocab, pending=self.held, drop_space=self._drop_space)
+
     @property
     def held(self) -> bytes:
         """The bytes of an unfinished character, at most three."""

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from glassbox.beam import Beam, BeamRow
 from glassbox.choose import Choice
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
@@ -39,7 +40,9 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
     )
-    messages = run["messages"]
+    messages, options = run["messages"], json.loads(run["options"])
+    if "beam" in options:
+        options["beam"] = Beam(**options["beam"])
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -50,7 +53,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         stop_ids=tuple(json.loads(run["stop_ids"] or "[]")),
         ignore_eos=bool(run["ignore_eos"]),
         sequence=int(run["sequence"]),
-        **json.loads(run["options"]),
+        **options,
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
     )
@@ -125,6 +128,13 @@ def failed_of(run: Get) -> tuple[LedgerRow, ...]:
 
 def _tupled(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def beam_row_of(r: Get) -> BeamRow:
+    return BeamRow(
+        r["step"], r["i"], r["grp"], r["beam"], r["parent"], r["id"], r["logprob"], r["score"], r["state"],
+        r["bytes"] or b"", r["text"] or "",
+    )  # fmt: skip
 
 
 def outcome_of(run: Get) -> Outcome | None:

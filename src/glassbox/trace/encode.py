@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from glassbox.beam import BeamRow
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
 from glassbox.policy.policy import LedgerRow
 from glassbox.text.tokenizer import Encoding
@@ -48,7 +49,11 @@ def asked_row(
     """The part of a `run` row that is known at the start."""
     text, ids = retain == "text", retain != "none"
     e, policy, messages = request.encoding, request.policy.to_dict(), request.messages
-    chat = {"chat": request.chat} if text and request.chat is not None else {}
+    more: dict[str, Any] = {"chat": request.chat} if text and request.chat is not None else {}
+    if request.group is not None:
+        more["group"] = request.group
+    if request.beam is not None:
+        more["beam"] = request.beam.to_dict()
     known = {
         "id": run_id,
         "created": created_ms,
@@ -63,7 +68,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | more),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
@@ -156,6 +161,14 @@ def candidate_rows(step: Step) -> list[Row]:
         (pos, i, int(c.id), _real(c.logit), _real(c.p_raw), _real(c.p_final), c.removed_by)
         for i, c in enumerate(step.candidates)
     ]
+
+
+def beam_row(row: BeamRow, retain: Retain) -> Row:
+    text = retain == "text"
+    return (
+        int(row.step), int(row.rank), int(row.group), _int(row.beam), _int(row.parent), int(row.id),
+        _real(row.logprob), _real(row.score), row.state, bytes(row.bytes) if text else None, row.text if text else None,
+    )  # fmt: skip
 
 
 def ended_row(

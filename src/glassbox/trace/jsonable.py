@@ -56,6 +56,8 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "messages": None if r.messages is None else list(r.messages),
         "chat": None if r.chat is None or not text else dict(r.chat),
         "sources": dict(r.sources),
+        "group": r.group,
+        "beams": run.beams.to_dict() if run.beams else None,
         "warnings": [*r.encoding.lossy, *r.encoding.notes],
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,
         "prompt": [_prompt_dict(run, token) for token in run.prompt],

@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from glassbox.beam import BeamRow, Beams
 from glassbox.errors import PromptError
 from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import LedgerRow, Policy
 from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
-from glassbox.trace.journal import Begin, End, Item, Journal
+from glassbox.trace.journal import Begin, End, Item, Journal, Tried
 from glassbox.trace.jsonable import run_to_dict
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
@@ -27,6 +29,8 @@ from glassbox.trace.runid import new_run_id
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
     from glassbox.trace.store import Store
+
+FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Run:
     level: Level = "look"  # what this object holds; "ids" is without ledger and candidates
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
+    tried: tuple[BeamRow, ...] = ()  # the candidates of a beam search, step by step
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
     opened: Opened | None = field(default=None, compare=False, repr=False)  # its model, where that is at hand
@@ -134,6 +139,12 @@ class Run:
         """Of the engine that computed it: the same fingerprint gives the same bits."""
         return self.provenance.engine
 
+    @cached_property
+    def beams(self) -> Beams | None:
+        """The beam search whose best hypothesis the steps are; None where there was none."""
+        cut = self.outcome is None or self.outcome.ending.kind in FROM_OUTSIDE
+        return Beams(self.request.beam, self.tried, cut) if self.request.beam else None
+
     def again(self, opened: Opened | None = None) -> Again:
         """Its values once more (again.py), on `opened`, or the model that made it, or the one of its model's name."""
         from glassbox.trace.again import Again
@@ -172,6 +183,7 @@ class Recorder:
         self._begin: Begin | None = None
         self._prompt: dict[int, PromptToken] = {}
         self._steps: list[Step] = []
+        self._tried: list[BeamRow] = []
         self._end: End | None = None
         self._closed = False
         self.run_id = ""
@@ -196,6 +208,11 @@ class Recorder:
     def step(self, step: Step) -> None:
         self._steps.append(step)
         self._put(step)
+
+    def beams(self, rows: tuple[BeamRow, ...]) -> None:
+        """The candidates of one step of a beam search."""
+        self._tried += rows
+        self._put(Tried(rows))
 
     def end(self, outcome: Outcome) -> None:
         self._finish(End(outcome, outcome.ending.finish_reason))
@@ -243,6 +260,7 @@ class Recorder:
             error=end.error if end else None,
             failed=end.failed if end else (),
             level=self.level,
+            tried=tuple(self._tried),
             problem=self.problem,
             recorded=self._journal is not None and self._writer is not None and self._journal.kept,
         )

@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = (  # of a request, kept together; with texts, "chat" too
+OPTIONS = (  # of a request, kept together; some runs have more (encode.py)
     "reuse", "salt", "speculate", "time_limit", "include_stop", "prompt_logprobs",
 )  # fmt: skip
 
@@ -45,6 +45,7 @@ LEDGER = _columns(
     argmax_changed"""
 )
 CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
+BEAM = _columns("step i grp beam parent id logprob score state bytes text")
 
 
 # How many of these there were before columns came to be added behind them.
@@ -90,9 +91,18 @@ def position_digest(
     return _digest((_said(position, _POSITION_ONCE), named, list(candidates)), header, 8)
 
 
-def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
-    """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    return _digest((sorted(digests.items()), ledger_steps, _said(ended, _ENDED_ONCE)), header, 16)
+def beam_digest(header: bytes, row: Row) -> bytes:
+    """Over one candidate of a beam search."""
+    return _digest(("beam", row), header, 8)
+
+
+def seal(
+    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, beams: Sequence[bytes] = ()
+) -> bytes:
+    """Over all positions, the candidates of a beam search, and the ending: nothing can be cut off a finished run
+    unnoticed."""
+    more = [list(beams)] if beams else []
+    return _digest((sorted(digests.items()), ledger_steps, _said(ended, _ENDED_ONCE), *more), header, 16)
 
 
 def _said(row: Row, once: int) -> Row:

@@ -6,8 +6,8 @@
 -- A reader ignores columns it does not know, so columns may be added within a version.
 --
 -- Digests are BLAKE2b over the values as read back (see codec.py): run.digest covers what was asked and the segments and
--- is the key of every other digest; position.digest covers one row with its ledger and candidates; run.seal
--- covers all rows and the ending. They find damage and careless edits, not a forger who computes them anew.
+-- is the key of every other digest; position.digest covers one row with its ledger and candidates, beam.digest one row;
+-- run.seal covers all rows and the ending. They find damage and careless edits, not a forger who computes them anew.
 
 CREATE TABLE IF NOT EXISTS run (
   n                INTEGER PRIMARY KEY,   -- local to this file; `id` is the name that travels
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
-  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, …; chat with text
+  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, …; group, beam; chat with text
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,
@@ -131,6 +131,24 @@ CREATE TABLE IF NOT EXISTS candidate (
   p_final    REAL,
   removed_by TEXT,                        -- name of the policy step, NULL when it survived
   PRIMARY KEY (run, pos, i)
+) WITHOUT ROWID;
+
+-- The candidates of a beam search: who continued whom, and what became of it.
+CREATE TABLE IF NOT EXISTS beam (
+  run     INTEGER NOT NULL,
+  step    INTEGER NOT NULL,
+  i       INTEGER NOT NULL,               -- among the candidates of this step; of one group, best first
+  grp     INTEGER NOT NULL,               -- group of beams
+  beam    INTEGER,                        -- place among the live ones after this step; NULL: it is none of them
+  parent  INTEGER,                        -- place, after the step before, of the one it continues; NULL: the prompt
+  id      INTEGER NOT NULL,
+  logprob REAL NOT NULL,                  -- of the id, after the policy
+  score   REAL NOT NULL,                  -- sum of logprobs so far, less diversity penalties; its length is step + 1
+  state   TEXT NOT NULL,                  -- live | finished | dropped
+  bytes   BLOB,
+  text    TEXT,                           -- what became visible with it
+  digest  BLOB NOT NULL,
+  PRIMARY KEY (run, step, i)
 ) WITHOUT ROWID;
 
 -- Inner values kept on request.
