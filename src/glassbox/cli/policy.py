@@ -36,6 +36,7 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "top_h": ("H", "Keep the best up to the part H of the entropy; 1 is off."),
     "xtc_probability": ("P", "How often the top choices are excluded."),
     "xtc_threshold": ("P", "From which probability a token is a top choice."),
+    "xtc_spared_ids": (IDS, "Ids that are never excluded so."),
     "forced_ids": (IDS, "The output begins with these ids."),
     "allowed_ids": (IDS, "Only these ids."),
     "banned_ids": (IDS, "Never these ids."),

@@ -78,6 +78,11 @@ def _begin(p: Policy) -> Step | None:
     return constrain.BeginSuppressIds(p.begin_suppress_ids) if p.begin_suppress_ids else None
 
 
+def _xtc(p: Policy) -> Step | None:
+    values = p.xtc_probability, p.xtc_threshold, p.min_keep, p.xtc_strict, p.xtc_spared_ids
+    return truncate_entropy.Xtc(*values) if p.xtc_probability else None
+
+
 STEPS: Mapping[str, Row] = {
     "forced_ids": Row(
         ("forced_ids",), lambda p: constrain.ForcedIds(p.forced_ids) if p.forced_ids else None, constrain.ForcedIds
@@ -154,8 +159,7 @@ STEPS: Mapping[str, Row] = {
         truncate_entropy.TopH,
     ),
     "xtc": Row(
-        ("xtc_probability", "xtc_threshold", "min_keep"),
-        lambda p: truncate_entropy.Xtc(p.xtc_probability, p.xtc_threshold, p.min_keep) if p.xtc_probability else None,
+        ("xtc_probability", "xtc_threshold", "min_keep", "xtc_strict", "xtc_spared_ids"), _xtc,
         truncate_entropy.Xtc,
     ),
 }  # fmt: skip
