@@ -1,8 +1,8 @@
 """A million draws: what is drawn is distributed as the policy says, by a chi-square test with fixed seeds.
 
 The numbers of one seed and sequence at positions 0, 1, 2 … are numpy's Philox at a counter that counts up, so a million
-come at once; the walk down the ranking is a search in the same sums. Both are held to `choose` itself, draw by draw, for
-the first CHECKED positions. The bounds on chi-square leave out 1 in 10,000 at either end (Wilson & Hilferty 1931).
+come at once; the walk down the ranking is a search in the same sums. Both are held to `choose` itself, draw by draw,
+for the first CHECKED positions. The bounds on chi-square leave out 1 in 10,000 at either end (Wilson & Hilferty 1931).
 """
 
 from __future__ import annotations

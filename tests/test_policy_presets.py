@@ -141,8 +141,8 @@ def test_mlx_excludes_strictly_and_spares_what_it_is_told() -> None:
     [
         ("hf", "frequency_penalty", 0.1), ("hf", "xtc_probability", 0.1), ("hf", "top_k_ties", False),
         ("vllm", "typical_p", 0.9), ("vllm", "repetition_scope", "output"), ("sglang", "allowed_ids", [1]),
-        ("llama.cpp", "top_h", 0.5), ("mlx", "typical_p", 0.9), ("mlx", "dynatemp_range", 0.1), ("llama.cpp", "xtc_spared_ids", [1]),
-        ("mlx", "xtc_strict", False), ("tgi", "min_p", 0.1),
+        ("llama.cpp", "top_h", 0.5), ("mlx", "typical_p", 0.9), ("mlx", "dynatemp_range", 0.1),
+        ("llama.cpp", "xtc_spared_ids", [1]), ("mlx", "xtc_strict", False), ("tgi", "min_p", 0.1),
         ("tgi", "presence_penalty", 0.1), ("glassbox", "top_a", 0.1), ("vllm", "order", ("typical",)),
     ],
 )  # fmt: skip

@@ -153,7 +153,6 @@ def values_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {**defaults, **found.fixed, "order": found.order, **given}
     if "temperature" in values:
         checked = CHECKS["temperature"]("temperature", values["temperature"])
-        values["temperature"] = (
-            0.0 if checked < found.greedy_below else checked and max(checked, found.least_temperature)
-        )
+        greedy = checked == 0.0 or checked < found.greedy_below
+        values["temperature"] = 0.0 if greedy else max(checked, found.least_temperature)
     return values
