@@ -502,6 +502,23 @@ def test_the_support_never_grows_and_invariant_steps_keep_the_greedy_choice(
     assert choose(again, seed=4, position=9) == choose(s, seed=4, position=9)
 
 
+@given(logits=_logits, case=_cases(), prompt=_history, output=_history, seed=st.integers(0, 2**64 - 1))
+@settings(derandomize=True, max_examples=150, deadline=None)
+def test_a_policy_that_was_stored_gives_the_same_ledger_and_the_same_id(
+    logits: np.ndarray, case: tuple[tuple[str, ...], dict[str, Any]], prompt: list[int], output: list[int], seed: int
+) -> None:
+    assume(np.any(logits > -math.inf))
+    try:
+        policy = Policy(**case[1], order=case[0])
+        s = policy.shape(logits, prompt, output, seed=seed)
+    except (ParameterError, EmptySupport):
+        assume(False)
+    stored = Policy.from_dict(json.loads(json.dumps(policy.to_dict(), allow_nan=False)))
+    again = stored.shape(logits.copy(), np.array(prompt, np.int64), tuple(output), seed=seed)
+    assert again.ledger == s.ledger
+    assert choose(again, seed=seed, position=3) == choose(s, seed=seed, position=3)
+
+
 _USUAL = (
     "repetition_penalty", "frequency_penalty", "logit_bias", "min_tokens", "temperature", "top_k", "top_p", "min_p",
     "epsilon", "eta", "top_n_sigma", "top_h",

@@ -38,6 +38,7 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "top_h": ("H", "Keep the best up to the part H of the entropy; 1 is off."),
     "xtc_probability": ("P", "How often the top choices are excluded."),
     "xtc_threshold": ("P", "From which probability a token is a top choice."),
+    "xtc_spared_ids": (IDS, "Ids that are never excluded so."),
     "grammar": ("FILE|TEXT", "The output follows these rules: GBNF if a line begins NAME ::=, else Lark."),
     "json_schema": ("FILE|TEXT", "The output is JSON of this schema."),
     "json_object": ("", "The output is a JSON object."),

@@ -166,6 +166,8 @@ CHECKS: Mapping[str, Check] = {
     "top_h": UP_TO_1,
     "xtc_probability": FROM_0_TO_1,
     "xtc_threshold": number(0.0, 0.5, "above 0 and at most 0.5: only then can there be two", above=True),
+    "xtc_strict": flag,
+    "xtc_spared_ids": ids,
     "grammar": grammar,
     "forced_ids": ids_in_order,
     "allowed_ids": ids_or_none,

@@ -51,6 +51,7 @@ class Policy:
     top_h: float = 1.0  # 1 is off
     xtc_probability: float = 0.0  # 0 is off
     xtc_threshold: float = 0.1
+    xtc_spared_ids: tuple[int, ...] = ()  # never excluded by it
     grammar: Grammar | None = None  # what the output must be; {"regex": "…"} and so on when given
     forced_ids: tuple[int, ...] = ()  # the output begins with these
     allowed_ids: tuple[int, ...] | None = None
@@ -79,6 +80,7 @@ class Policy:
     frequency_formula: str = "openai"  # or "tgi"
     top_k_ties: bool = False  # all that ties with the k-th stays
     top_p_joint: bool = False  # measured before the tail was first cut
+    xtc_strict: bool = False  # p > threshold, and ties with the least likely stay
     top_h_limit: int = 0  # measured over so many of the best; 0: over all
     min_keep: int = 1  # top_p, min_p, typical, epsilon, eta and xtc leave so many
     order: tuple[str, ...] = field(default=DEFAULT_ORDER)  # the steps it may take, each once
@@ -141,7 +143,7 @@ class Policy:
         if encode is not None and found.texts:
             found = found._in_ids(encode)
         found._check_ready()
-        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids"):
+        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids", "xtc_spared_ids"):
             known_ids(name, getattr(found, name) or (), vocab)
         known_ids("banned_sequences", [i for s in found.banned_sequences for i in s], vocab)
         listed = [i for key, _ in found.logit_bias for i in (key if isinstance(key, tuple) else (key,))]

@@ -24,6 +24,7 @@ class Preset:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # what is so in this engine and cannot be set
     without: tuple[str, ...] = ()  # parameters of steps it has that it does not
     greedy_below: float = 0.0  # a temperature below this is greedy
+    least_temperature: float = 0.0  # one between 0 and this becomes this
     source: str = ""
     notes: tuple[str, ...] = ()
 
@@ -69,8 +70,8 @@ PRESETS: Mapping[str, Preset] = {
             "top_p_joint": False, "frequency_formula": "openai", "min_keep": 1,
         },
         without=_DYNATEMP,
-        greedy_below=1e-5,
-        source="vLLM, v1/sample/sampler.py",
+        least_temperature=0.01,
+        source="vLLM, v1/sample/sampler.py, sampling_params.py",
         notes=("min_p is not applied to a greedy request: it could change nothing",),
     ),
     "sglang": Preset(
@@ -96,7 +97,8 @@ PRESETS: Mapping[str, Preset] = {
             "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_scope": 64,
             "penalty_scope": 64,
         },
-        fixed={"top_k_ties": False, "top_p_joint": False, "frequency_formula": "openai"},
+        fixed={"top_k_ties": False, "top_p_joint": False, "frequency_formula": "openai", "xtc_strict": False},
+        without=("xtc_spared_ids",),
         source="llama.cpp, common/sampling.cpp, src/llama-sampler.cpp",
         notes=(
             "the last 64 ids, prompt included, count for all three penalties (repeat_last_n)",
@@ -109,12 +111,12 @@ PRESETS: Mapping[str, Preset] = {
             "logit_bias repetition_penalty presence_penalty frequency_penalty top_p min_p xtc top_k temperature"
         ),
         defaults={"temperature": 0.0, "repetition_scope": 20, "penalty_scope": 20},
-        fixed={"top_k_ties": False, "top_p_joint": False, "frequency_formula": "openai"},
+        fixed={"xtc_strict": True, "top_k_ties": False, "top_p_joint": False, "frequency_formula": "openai"},
         without=_DYNATEMP,
         source="MLX-LM, sample_utils.py, generate.py",
         notes=(
             "the last 20 ids count for all three penalties, prompt included as in its batched path",
-            "xtc there removes p > threshold, here p >= threshold, and spares no special ids",
+            "its server spares the end of text and the line break from xtc: xtc_spared_ids",
         ),
     ),
     "tgi": Preset(
@@ -151,5 +153,6 @@ def values_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values = {**defaults, **found.fixed, "order": found.order, **given}
     if "temperature" in values:
         checked = CHECKS["temperature"]("temperature", values["temperature"])
-        values["temperature"] = 0.0 if checked < found.greedy_below else checked
+        greedy = checked == 0.0 or checked < found.greedy_below
+        values["temperature"] = 0.0 if greedy else max(checked, found.least_temperature)
     return values

@@ -79,6 +79,11 @@ def _begin(p: Policy) -> Step | None:
     return constrain.BeginSuppressIds(p.begin_suppress_ids) if p.begin_suppress_ids else None
 
 
+def _xtc(p: Policy) -> Step | None:
+    values = p.xtc_probability, p.xtc_threshold, p.min_keep, p.xtc_strict, p.xtc_spared_ids
+    return truncate_entropy.Xtc(*values) if p.xtc_probability else None
+
+
 STEPS: Mapping[str, Row] = {
     "grammar": Row(("grammar",), lambda p: None if p.grammar is None else InGrammar(p.grammar), InGrammar),
     "forced_ids": Row(
@@ -156,8 +161,7 @@ STEPS: Mapping[str, Row] = {
         truncate_entropy.TopH,
     ),
     "xtc": Row(
-        ("xtc_probability", "xtc_threshold", "min_keep"),
-        lambda p: truncate_entropy.Xtc(p.xtc_probability, p.xtc_threshold, p.min_keep) if p.xtc_probability else None,
+        ("xtc_probability", "xtc_threshold", "min_keep", "xtc_strict", "xtc_spared_ids"), _xtc,
         truncate_entropy.Xtc,
     ),
 }  # fmt: skip
