@@ -26,7 +26,7 @@ def test_it_prints_the_order_and_each_formula(capsys: pytest.CaptureFixture[str]
     steps = [line.split()[2].removesuffix(":") for line in lines if line[:2].strip().isdecimal()]
     assert steps == list(Policy.preset("vllm").order)
     assert " 9 on  temperature: temperature 0.7" in lines and "10 off min_p: min_p 0" in lines
-    at = lines.index(" 8 on  temperature: temperature 0.7")
+    at = lines.index(" 9 on  temperature: temperature 0.7")
     assert lines[at + 1].strip() == "z_i <- (logit_i - max) / T" and "Ackley" in lines[at + 2]
 
 
