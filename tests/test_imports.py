@@ -21,6 +21,7 @@ ORDER = [
     ("choose",),
     ("stop",),
     ("draft",),
+    ("passes",),
     ("generation",),
     ("engine",),
     ("trace",),
@@ -41,6 +42,7 @@ PURE = (
     "policy",
     "choose",
     "stop",
+    "passes",
 )  # these know nothing of traces, and do not print
 
 

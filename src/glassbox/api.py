@@ -20,6 +20,7 @@ from glassbox.errors import ParameterError, PromptError, Unsupported
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
+from glassbox.passes import passes_for
 from glassbox.policy.policy import Policy
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
 from glassbox.stream import Stream
@@ -189,7 +190,8 @@ class Model:
         policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
         max_tokens: None is until the context ends.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
-        speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
+        speculate: check guessed ids in one pass (changes no id; not where a policy needs more passes of the model).
+        time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
@@ -219,11 +221,12 @@ class Model:
             chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
         )
+        passes = passes_for(self.model, request.policy, encoding.ids)
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
-        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
+        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context, passes)
         return Stream(self.engine, generation, recorder, self._provenance(clock, template), self.tokenizer.vocab)
 
     def _encoded(

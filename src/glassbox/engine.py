@@ -144,10 +144,13 @@ class Engine:
         return min(asked, self.model.context)
 
     def _need(self, generation: Generation) -> int:
-        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied."""
+        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied, and those of
+        its policy's further passes."""
         shape = generation.cache.pool.shape
         spare = sum(shape.page_bytes(g) for g in range(len(shape.groups)))
-        return shape.sequence_bytes(self._length(generation)) + spare
+        most, prompt = self._length(generation), len(generation.request.encoding.ids)
+        more = generation.passes.nbytes(shape, prompt, most) if generation.passes else 0
+        return shape.sequence_bytes(most) + spare + more
 
     def _share_out(self) -> list[tuple[Generation, list[int]]]:
         """Which ids go into the next pass: at most CHUNK; first those that decode, then prompts, in equal shares."""
@@ -185,6 +188,6 @@ class Engine:
         self._leave(generation)
 
     def _leave(self, generation: Generation) -> None:
-        generation.cache.release()
+        generation.release()
         self.running = [g for g in self.running if g is not generation]
         self.waiting = deque(g for g in self.waiting if g is not generation)

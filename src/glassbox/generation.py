@@ -20,6 +20,7 @@ from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
+from glassbox.passes import Passes
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
@@ -124,9 +125,13 @@ class Outcome:
 class Generation:
     """One sequence on its way: which ids wait to be computed, and what each row of logits turns into."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, passes: Passes | None = None
+    ) -> None:
+        """passes: what its policy needs beside one row of logits (policy.needs). Then nothing is guessed."""
         prompt = request.encoding.ids
-        self.request, self.cache, self._context = request, cache, context
+        self.request, self.cache, self.passes = request, cache, passes
+        self._context = context - (passes.longer if passes else 0)
         self.ids = list(prompt)  # prompt and output
         self.steps = 0
         self.reused: Reuse | None = None
@@ -136,15 +141,16 @@ class Generation:
         self._detokenizer = tokenizer.detokenizer(prompt)
         self._stops = StopWatcher(request.stop)
         self._limits = Limits(
-            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
-            ignore_eos=request.ignore_eos,
+            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens,
+            context=self._context, ignore_eos=request.ignore_eos,
         )  # fmt: skip
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
         self._first_token: int | None = None
         self._draft: list[int] = []
-        self._lookup = PromptLookup() if request.speculate else None
+        self._logprobs: list[float] = []  # of each output id, as it was drawn
+        self._lookup = PromptLookup() if request.speculate and passes is None else None
 
     @property
     def pending(self) -> list[int]:
@@ -197,11 +203,15 @@ class Generation:
         begin = time.perf_counter_ns()
         r, position = self.request, len(self.ids)
         n = len(r.encoding.ids)
-        past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
+        views = self.passes.views(self.ids, self.cache) if self.passes else None
+        shaped = r.policy.shape(
+            logits, self.ids[:n], self.ids[n:], sums, seed=r.seed, sequence=r.sequence, logprobs=self._logprobs,
+            views=views,
+        )  # fmt: skip
         choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)
+        self._logprobs.append(choice.logprob_final)
         self.steps += 1
         shown = self._stops.feed(self._detokenizer.feed(choice.id))
         ending = self._limits.check(choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched)
@@ -234,6 +244,12 @@ class Generation:
         if self.outcome is None:
             self._text.append(self._rest())
             self._end(Ending(kind, detail))
+
+    def release(self) -> None:
+        """Give every page back."""
+        self.cache.release()
+        if self.passes is not None:
+            self.passes.release()
 
     def _rest(self) -> str:
         """What the stop watcher and the detokenizer still hold, in that order."""

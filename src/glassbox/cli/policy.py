@@ -36,6 +36,12 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "top_h": ("H", "Keep the best up to the part H of the entropy; 1 is off."),
     "xtc_probability": ("P", "How often the top choices are excluded."),
     "xtc_threshold": ("P", "From which probability a token is a top choice."),
+    "mirostat_tau": ("BITS", "Keep the surprise of the output near this; 0 is off."),
+    "mirostat_eta": ("R", "How fast that learns."),
+    "guidance_scale": ("S", "Lead away from the negative prompt; 1 is off. One more pass a token."),
+    "negative_ids": (IDS, "The negative prompt; its last id if none is given."),
+    "dola_layers": ("low|high|L,…", "Contrast with these early layers. One more pass a token."),
+    "penalty_alpha": ("A", "Contrastive search among the top K; 0 is off. One more pass a token."),
     "forced_ids": (IDS, "The output begins with these ids."),
     "allowed_ids": (IDS, "Only these ids."),
     "banned_ids": (IDS, "Never these ids."),
@@ -97,6 +103,8 @@ def read(name: str, text: str) -> Any:
         if name == "logit_bias":
             pairs = [pair.partition("=") for pair in text.split(",")]
             return [(int(i), float(b)) for i, _, b in pairs]
+        if name == "dola_layers":
+            return text if text in ("low", "high") else [int(i) for i in text.split(",")]
         if name == "length_decay":
             start, _, factor = text.partition(",")
             return int(start), float(factor)

@@ -115,6 +115,14 @@ def decay(name: str, value: object) -> tuple[int, float] | None:
     return whole(name, pair[0], 0, MOST, allowed), real(name, pair[1], 1.0, 1e9, allowed)
 
 
+def layers(name: str, value: object) -> str | tuple[int, ...]:
+    """ "low", "high", or layers, ascending, each once."""
+    if isinstance(value, str) and value in ("low", "high"):
+        return value
+    allowed = "low, high, or a sequence of layers, whole numbers of 0 or more; empty is off"
+    return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed)}))
+
+
 PENALTY = number(-1e6, 1e6, "a finite number, 0 is off")
 FROM_0_TO_1 = number(0.0, 1.0, "from 0 (off) to 1")
 UP_TO_1 = number(0.0, 1.0, "above 0 and at most 1 (1 is off)", above=True)
@@ -134,6 +142,12 @@ CHECKS: Mapping[str, Check] = {
     "top_h": UP_TO_1,
     "xtc_probability": FROM_0_TO_1,
     "xtc_threshold": number(0.0, 0.5, "above 0 and at most 0.5: only then can there be two", above=True),
+    "mirostat_tau": number(0.0, 1e6, "bits, a finite number of 0 (off) or more"),
+    "mirostat_eta": number(0.0, 1e6, "a finite number of 0 or more"),
+    "guidance_scale": number(-1e6, 1e6, "a finite number, 1 is off"),
+    "negative_ids": ids_in_order,
+    "dola_layers": layers,
+    "penalty_alpha": FROM_0_TO_1,
     "forced_ids": ids_in_order,
     "allowed_ids": ids_or_none,
     "banned_ids": ids,
@@ -156,6 +170,7 @@ CHECKS: Mapping[str, Check] = {
     "dry_scope": scope,
     "banned_scope": scope,
     "frequency_formula": one_of("openai", "tgi"),
+    "dola_normed": flag,
     "top_k_ties": flag,
     "top_p_joint": flag,
     "top_h_limit": count(0, "a whole number, 0 for no limit"),

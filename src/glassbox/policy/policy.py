@@ -19,7 +19,7 @@ from glassbox.policy.constrain import known_ids
 from glassbox.policy.ledger import Candidate, LedgerRow
 from glassbox.policy.parameters import CHECKS
 from glassbox.policy.shaped import RAW, Shaped, shape
-from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
+from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step, Views, needs_of, whole
 from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
 from glassbox.policy.temperature import Temperature
 from glassbox.types import Sums
@@ -45,6 +45,13 @@ class Policy:
     top_h: float = 1.0  # 1 is off
     xtc_probability: float = 0.0  # 0 is off
     xtc_threshold: float = 0.1
+    mirostat_tau: float = 0.0  # bits; 0 is off
+    mirostat_eta: float = 0.1
+    # What needs further passes of the model.
+    guidance_scale: float = 1.0  # 1 is off
+    negative_ids: tuple[int, ...] = ()  # the prompt it leads away from; (): the prompt's last id
+    dola_layers: str | tuple[int, ...] = ()  # "low", "high" or layers by what enters them; () is off
+    penalty_alpha: float = 0.0  # 0 is off; among the top_k best
     forced_ids: tuple[int, ...] = ()  # the output begins with these
     allowed_ids: tuple[int, ...] | None = None
     banned_ids: tuple[int, ...] = ()
@@ -69,6 +76,7 @@ class Policy:
     banned_scope: Scope = EVERYTHING  # of banned sequences
     # Where engines differ under one name.
     frequency_formula: str = "openai"  # or "tgi"
+    dola_normed: bool = True  # an early layer is read through the final norm
     top_k_ties: bool = False  # all that ties with the k-th stays
     top_p_joint: bool = False  # measured before the tail was first cut
     top_h_limit: int = 0  # measured over so many of the best; 0: over all
@@ -88,6 +96,12 @@ class Policy:
     def _check_together(self) -> None:
         if self.temperature == 0.0 and self.dynatemp_range:
             raise ParameterError("dynatemp_range", self.dynatemp_range, "0 when temperature is 0")
+        if self.penalty_alpha:
+            if self.temperature == 0.0:
+                raise ParameterError("penalty_alpha", self.penalty_alpha, "0 when temperature is 0: it chooses itself")
+            whole("top_k", self.top_k, 1, MOST_CANDIDATES, f"from 1 to {MOST_CANDIDATES} where penalty_alpha is given")
+        if self.negative_ids and self.guidance_scale == 1.0:
+            raise ParameterError("negative_ids", self.negative_ids, "left out: guidance_scale is 1, which is off")
         banned = {*self.banned_ids, *(s[0] for s in self.banned_sequences if len(s) == 1)}
         if self.allowed_ids and banned.issuperset(self.allowed_ids):
             why = "at least one id that neither banned_ids nor banned_sequences rule out"
@@ -108,6 +122,11 @@ class Policy:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """What its steps need beside the row of logits; passes.py makes it. Most policies need nothing."""
+        return frozenset(filter(None, map(needs_of, self.steps)))
+
     @property
     def betas(self) -> tuple[float, ...]:
         """The inverse temperatures at which it will weigh the model's own logits."""
@@ -124,7 +143,7 @@ class Policy:
         needed = bool(self.min_tokens or self.length_decay) and not self.eos_ids
         found = replace(self, eos_ids=tuple(eos_ids)) if needed else self
         found._check_eos()
-        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids"):
+        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids", "negative_ids"):
             known_ids(name, getattr(found, name) or (), vocab)
         known_ids("banned_sequences", [i for s in found.banned_sequences for i in s], vocab)
         known_ids("logit_bias", [i for i, _ in found.logit_bias], vocab)
@@ -137,13 +156,15 @@ class Policy:
     def shape(
         self, logits: npt.ArrayLike, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = (),
         sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0,
+        logprobs: Sequence[float] = (), views: Views | None = None,
     ) -> Shaped:  # fmt: skip
         """Run the steps over one row of logits, float32 [V].
 
         sums: of these logits, where somebody has them already. seed, sequence: for the steps that draw (xtc).
+        logprobs: of each output id as it was drawn (mirostat). views: for the steps that need more passes (`needs`).
         """
         self._check_eos()
-        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence), sums)
+        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence, logprobs, views), sums)
 
     def __repr__(self) -> str:
         on = (" ".join(f"{p}={text}" for p, text in self.shown(name)) for name in self.order if self.runs(name))
@@ -173,6 +194,7 @@ class Policy:
         return cls(**data)
 
 
+MOST_CANDIDATES = 128  # of contrastive search, all in one pass of the model
 _SHOWN = 8  # of a list, as text
 _OFF: Mapping[str, Any] = {f.name: f.default for f in fields(Policy)}
 
