@@ -57,7 +57,15 @@ def test_flags_read_as(name: str, text: str, value: object) -> None:
 
 
 def test_every_parameter_has_a_flag() -> None:
-    variants = {"frequency_formula", "top_k_ties", "top_p_joint", "top_h_limit", "dry_scope", "banned_scope"}
+    variants = {
+        "frequency_formula",
+        "top_k_ties",
+        "top_p_joint",
+        "top_h_limit",
+        "dry_scope",
+        "banned_scope",
+        "dola_normed",
+    }
     assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | {"preset", "steps"}
 
 
