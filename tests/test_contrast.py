@@ -51,7 +51,10 @@ def run(model: TransformerModel, policy: Policy, ids: list[int], n: int = 10) ->
 
 def rows(model: TransformerModel, ids: list[int], look: list[str]) -> tuple[Any, dict[str, Any]]:
     """All at once, without a cache that was there before."""
-    return forward(model, ids, Cache(model.pool), look, rows="all")
+    cache = Cache(model.pool)
+    found = forward(model, ids, cache, look, rows="all")
+    cache.release()
+    return found
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:

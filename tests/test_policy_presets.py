@@ -80,7 +80,8 @@ def test_no_two_engines_agree() -> None:
 @pytest.mark.parametrize(
     ("name", "order"),
     [
-        ("hf", "dola guidance logit_bias repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature top_h top_k top_p min_p "
+        ("hf", "dola guidance logit_bias repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature "
+               "top_h top_k top_p min_p "
                "typical epsilon eta contrastive"),
         ("vllm", "allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty "
                  "presence_penalty temperature min_p top_k top_p"),
