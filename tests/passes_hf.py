@@ -50,9 +50,11 @@ def guidance(model: Any, prompt: list[int], values: dict[str, Any]) -> dict[str,
     negative = values.get("negative_ids")
     with torch.no_grad():
         out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=N, min_new_tokens=N, do_sample=False, output_scores=True,
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)).long(),
+            max_new_tokens=N, min_new_tokens=N, do_sample=False, output_scores=True,
             return_dict_in_generate=True, guidance_scale=values["guidance_scale"], eos_token_id=None,
             negative_prompt_ids=torch.tensor([negative]) if negative else None,
+            negative_prompt_attention_mask=torch.ones(1, len(negative), dtype=torch.long) if negative else None,
         )  # fmt: skip
     logprobs = [torch.log_softmax(s[0].double(), -1) for s in out.scores]
     ids = out.sequences[0, len(prompt) :].tolist()
