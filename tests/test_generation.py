@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import glassbox
-from glassbox.api import encoding_of
 from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.cache.prefix import Reuse
 from glassbox.engine import Engine
@@ -19,6 +18,7 @@ from glassbox.errors import NonFiniteLogits, ParameterError, PromptError
 from glassbox.generation import Generation, Request, Step, Timings, Usage, logits_hash
 from glassbox.model.bigram import METADATA, TOKENS, BigramModel
 from glassbox.model.execute import Computed, Part
+from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
 from glassbox.speed import speed_of
 from glassbox.text.tokenizer import Tokenizer

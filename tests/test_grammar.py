@@ -22,6 +22,7 @@ from glassbox.engine import Engine
 from glassbox.errors import EmptySupport, GrammarError, ParameterError
 from glassbox.generation import Generation, Request
 from glassbox.model.execute import Computed, Part
+from glassbox.opening import encoding_of
 from glassbox.policy.grammar import Grammar
 from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.lark import BLANKS
@@ -380,7 +381,7 @@ class Biased:
 
 def biased(tokenizer: Tokenizer, bias: dict[int, float], policy: Policy, max_tokens: int = 200) -> Generation:
     model = Biased(bias, len(tokenizer.vocab))
-    request = Request("biased", glassbox.api.encoding_of([19556], tokenizer), policy, 0, max_tokens)
+    request = Request("biased", encoding_of([19556], tokenizer), policy, 0, max_tokens)
     generation = Generation(request, tokenizer, model.new_cache(), model.context)
     for _ in Engine(model).stream(generation):
         pass

@@ -21,6 +21,7 @@ ORDER = [
     ("choose",),
     ("stop",),
     ("draft",),
+    ("passes",),
     ("beam",),
     ("generation",),
     ("search",),
@@ -32,6 +33,7 @@ ORDER = [
     ("stream",),
     ("arguments",),
     ("score",),
+    ("opening",),
     ("api",),
     ("bench",),
     ("cli",),
@@ -46,6 +48,7 @@ PURE = (
     "policy",
     "choose",
     "stop",
+    "passes",
 )  # these know nothing of traces, and do not print
 
 

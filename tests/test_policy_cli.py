@@ -59,6 +59,7 @@ def test_flags_read_as(name: str, text: str, value: object) -> None:
 def test_every_parameter_has_a_flag() -> None:
     variants = {
         "frequency_formula", "top_k_ties", "top_p_joint", "top_h_limit", "xtc_strict", "dry_scope", "banned_scope",
+        "dola_normed",
     }  # fmt: skip
     added = {"preset", "steps", "bias_text", *GRAMMARS}
     assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | added

@@ -80,8 +80,9 @@ def test_no_two_engines_agree() -> None:
 @pytest.mark.parametrize(
     ("name", "order"),
     [
-        ("hf", "repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature top_h top_k top_p min_p "
-               "typical epsilon eta"),
+        ("hf", "dola guidance logit_bias repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature "
+               "top_h top_k top_p min_p "
+               "typical epsilon eta contrastive"),
         ("vllm", "allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty "
                  "presence_penalty temperature min_p top_k top_p"),
         ("sglang", "frequency_penalty min_tokens presence_penalty repetition_penalty logit_bias temperature top_k "

@@ -16,7 +16,7 @@ from glassbox.choose import choose, philox, philox_uniform
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy import philox as draws
 from glassbox.policy.policy import DEFAULT_ORDER, Policy, Shaped, shape
-from glassbox.policy.step import Past
+from glassbox.policy.step import Past, needs_of
 from glassbox.policy.table import STEPS, formula, source
 
 
@@ -317,6 +317,7 @@ EVERYTHING: dict[str, Any] = {
     "grammar": {"regex": "[0-9]+"},
     "temperature": 0.7, "dynatemp_range": 0.2, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9,
     "epsilon_cutoff": 1e-5, "eta_cutoff": 1e-4, "top_n_sigma": 2.5, "top_h": 0.9, "xtc_probability": 0.5,
+    "mirostat_tau": 3.0, "guidance_scale": 1.5, "negative_ids": [3, 3, 1], "dola_layers": [0, 2], "penalty_alpha": 0.6,
     "forced_ids": [1, 0], "allowed_ids": range(20), "banned_ids": [3], "banned_sequences": [[1, 2], [7]],
     "begin_suppress_ids": [5], "min_tokens": 3, "eos_ids": {2}, "logit_bias": {4: 0.5, (1, 4): 2.0},
     "repetition_penalty": 1.1, "repetition_scope": 64, "frequency_penalty": 0.1, "presence_penalty": 0.2,
@@ -329,7 +330,7 @@ def test_every_parameter_survives_json_and_every_step_is_built() -> None:
     policy = Policy(**EVERYTHING)
     assert Policy.from_dict(json.loads(json.dumps(policy.to_dict(), allow_nan=False))) == policy
     assert len(policy.steps) == len(STEPS) and hash(policy) != hash(Policy())
-    assert [s.name for s in policy.steps][:3] == ["grammar", "forced_ids", "allowed_ids"]
+    assert [s.name for s in policy.steps][:4] == ["dola", "guidance", "grammar", "forced_ids"]
     for step, row in zip(policy.steps, STEPS.values(), strict=True):
         assert formula(type(step)) and source(type(step)) and source(row.kind)
         assert all(isinstance(v, int | float) for v in step.params.values())
@@ -420,11 +421,12 @@ _CHOICES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "top_n_sigma": st.fixed_dictionaries({"top_n_sigma": st.floats(0.1, 3)}),
     "top_h": st.fixed_dictionaries({"top_h": _p, "top_h_limit": st.sampled_from([0, 5])}),
     "xtc": st.fixed_dictionaries({"xtc_probability": _p, "xtc_threshold": st.floats(0.01, 0.5)}),
+    "mirostat": st.fixed_dictionaries({"mirostat_tau": st.floats(0.1, 4), "mirostat_eta": st.floats(0, 0.5)}),
 }  # fmt: skip
 
 
 @st.composite
-def _cases(draw: st.DrawFn, names: tuple[str, ...] = DEFAULT_ORDER[1:]) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _cases(draw: st.DrawFn, names: tuple[str, ...] = tuple(_CHOICES)) -> tuple[tuple[str, ...], dict[str, Any]]:
     order = tuple(draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True)))
     values: dict[str, Any] = {"min_keep": draw(st.sampled_from([1, 1, 3]))}
     for name in order:
@@ -433,7 +435,14 @@ def _cases(draw: st.DrawFn, names: tuple[str, ...] = DEFAULT_ORDER[1:]) -> tuple
 
 
 def test_every_step_has_a_strategy() -> None:
-    assert ("grammar", *_CHOICES) == DEFAULT_ORDER  # a grammar needs a vocabulary: test_grammar.py
+    # A grammar needs a vocabulary (test_grammar.py), others more of the model (test_contrast.py).
+    ours = tuple(n for n in DEFAULT_ORDER if n != "grammar" and not needs_of(STEPS[n].kind))
+    assert tuple(_CHOICES) == ours
+
+
+def _drawn(output: list[int]) -> list[float]:
+    """With which log probability each id of an output may have been drawn."""
+    return [-0.1 - 0.9 * (i % 5) for i in range(len(output))]
 
 
 @given(logits=_logits, case=_cases(), prompt=_history, output=_history, seed=st.integers(0, 2**64 - 1))
@@ -449,13 +458,13 @@ def test_every_row_agrees_with_the_oracle(
         assume(False)
     names = [n for n in order if policy.runs(n)]
     u = philox((len(prompt) + len(output), 1, 0, 0), (seed, 0))[0] / 2**64
-    expected = oracle.stages(logits.tolist(), names, values, prompt, output, u)
+    expected = oracle.stages(logits.tolist(), names, values, prompt, output, u, _drawn(output))
     if not expected[-1]:
         with pytest.raises(EmptySupport) as caught:
-            policy.shape(logits, prompt, output, seed=seed)
+            policy.shape(logits, prompt, output, seed=seed, logprobs=_drawn(output))
         assert caught.value.step == policy.steps[len(expected) - 2].name
         return
-    s = policy.shape(logits, prompt, output, seed=seed)
+    s = policy.shape(logits, prompt, output, seed=seed, logprobs=_drawn(output))
     assert len(s.ledger) == len(expected)
     for i, (row, stage, after) in enumerate(zip(s.ledger, s.stages, expected, strict=True)):
         assert set(np.flatnonzero(stage.alive()).tolist()) == set(after), (row, names)
@@ -490,14 +499,14 @@ def test_the_support_never_grows_and_invariant_steps_keep_the_greedy_choice(
     assume(np.any(logits > -math.inf))
     try:
         policy = Policy(**case[1], order=case[0])
-        s = policy.shape(logits, prompt, output, seed=1)
+        s = policy.shape(logits, prompt, output, seed=1, logprobs=_drawn(output))
     except (ParameterError, EmptySupport):
         assume(False)
     for step, before, after in zip(policy.steps, s.stages, s.stages[1:], strict=False):
         assert not np.any(after.alive() & ~before.alive())
         if step.argmax_invariant:
             assert after.best == before.best
-    again = policy.shape(logits, prompt, output, seed=1)
+    again = policy.shape(logits, prompt, output, seed=1, logprobs=_drawn(output))
     assert again.probs.tolist() == s.probs.tolist() and again.ledger == s.ledger  # deterministic
     assert choose(again, seed=4, position=9) == choose(s, seed=4, position=9)
 
@@ -562,12 +571,15 @@ def test_permuting_ids_permutes_the_result(
     moved = np.empty_like(logits)
     moved[to] = logits
     try:
-        straight = Policy(**case[1], order=case[0]).shape(logits, prompt, output, seed=2)
+        drawn = _drawn(output)
+        straight = Policy(**case[1], order=case[0]).shape(logits, prompt, output, seed=2, logprobs=drawn)
         for stage in straight.stages:  # a bias may make a tie after all
             assume(len(set(stage.logits.tolist())) == stage.size)
     except (ParameterError, EmptySupport):
         assume(False)
-    there = Policy(**renamed, order=case[0]).shape(moved, [to[i] for i in prompt], [to[i] for i in output], seed=2)
+    there = Policy(**renamed, order=case[0]).shape(
+        moved, [to[i] for i in prompt], [to[i] for i in output], seed=2, logprobs=drawn
+    )
     np.testing.assert_allclose(there.probs[to], straight.probs, rtol=0, atol=1e-12)
 
 

@@ -14,15 +14,16 @@ from glassbox import errors
 from glassbox.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from glassbox.api import Model, load, load_tokenizer, open_store
+    from glassbox.api import Model, load, open_store
     from glassbox.beam import Beam
+    from glassbox.opening import load_tokenizer
     from glassbox.policy.policy import Policy
     from glassbox.trace.record import Run
 else:
     _HOMES = {
         "Model": "api",
         "load": "api",
-        "load_tokenizer": "api",
+        "load_tokenizer": "opening",
         "Beam": "beam",
         "Policy": "policy.policy",
         "Run": "api",

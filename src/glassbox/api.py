@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -13,35 +13,30 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from glassbox import arguments as check
 from glassbox.beam import Beam
-from glassbox.cache.pages import Cache
-from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
-from glassbox.defaults import FILE, file_values
+from glassbox.defaults import default_policy
 from glassbox.engine import Engine
-from glassbox.errors import ParameterError, PromptError, Unsupported
+from glassbox.errors import ParameterError, PromptError
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
-from glassbox.policy.policy import DEFAULT_ORDER, Policy
+from glassbox.opening import chat_of, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
+from glassbox.passes import passes_for
+from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
-from glassbox.policy.table import STEPS
-from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
+from glassbox.provenance import model_digest, tokenizer_digest
 from glassbox.score import Scored, score
 from glassbox.search import BeamSearch
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.exactly import exact_ids
-from glassbox.text.segments import Segment
 from glassbox.text.template import ChatTemplate
-from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION
-from glassbox.weights.gguf import Gguf
-from glassbox.weights.hf import Folder, eos_ids, has_tokenizer
 from glassbox.weights.kinds import refuse_what_is_no_model
 from glassbox.weights.known import Progress
 from glassbox.weights.opening import open_checkpoint
@@ -50,7 +45,6 @@ from glassbox.weights.source import resolve
 if TYPE_CHECKING:
     from glassbox.trace.store import Store
 
-SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}  # where neither file nor caller says anything
 MAX_TOKENS = 256  # generated when nothing else is said
 MOST_SAMPLES = 1000
 Announce = Callable[[str], None]
@@ -74,55 +68,6 @@ def load(
     refuse_what_is_no_model(file)
     transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
     return Model(called, transformer, tokenizer_of(file), said_by(file), model_digest(file.files), file.path)
-
-
-def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a model, or of a file that holds a vocabulary and no weights: a .gguf, a tokenizer.json or a
-    tokenizer.model. Raises as `load` does.
-    """
-    path = _path_of(name)
-    if path is None:
-        return Tokenizer.from_gguf(METADATA)
-    return Tokenizer.from_folder(path) if _of_folder(path) else Tokenizer.from_gguf(open_checkpoint(path).metadata)
-
-
-def metadata_of(name: str | Path) -> Mapping[str, Any]:
-    """The metadata of a model's file, or what a folder says under the same keys. Raises as `load` does."""
-    path = _path_of(name)
-    if path is None:
-        return METADATA
-    if _of_folder(path):
-        return folder_metadata(path if path.is_dir() else path.parent, {})
-    return open_checkpoint(path).metadata
-
-
-def _of_folder(path: Path) -> bool:
-    """Whether a path is of a folder as transformers writes it, or of the tokenizer in one."""
-    return path.is_dir() or path.name in ("tokenizer.json", "tokenizer.model")
-
-
-def _path_of(name: str | Path) -> Path | None:
-    """None for what is built in."""
-    return None if str(name) == "bigram" else resolve(str(name))
-
-
-def said_by(file: Gguf | Folder) -> Mapping[str, Any]:
-    """The metadata of a GGUF file, or what a folder says under the same keys."""
-    if not isinstance(file, Folder):
-        return file.metadata
-    return folder_metadata(file.path, file.generation_config) | {"generation_config": file.generation_config}
-
-
-def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
-    """Of a folder that holds none, or one that is not supported, a NoTokenizer. Raises as `load` does."""
-    if isinstance(file, Gguf):
-        return Tokenizer.from_gguf(file.metadata)
-    if not has_tokenizer(file.path):
-        return NoTokenizer(eos_ids(file))
-    try:
-        return Tokenizer.from_folder(file.path)
-    except Unsupported as e:
-        return NoTokenizer(eos_ids(file), e)
 
 
 class Model:
@@ -266,7 +211,8 @@ class Model:
         prompt_logprobs: how likely each id of the prompt was (`run.prompt[i].logprob`, nats, None for the first): all
         of the prompt is computed for that, as with reuse=False.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
-        speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
+        speculate: check guessed ids in one pass (changes no id; not where a policy needs more passes of the model).
+        time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it.
         sequence: of several under one seed, which; group: a name for runs that belong together. beam: search instead of
@@ -314,12 +260,17 @@ class Model:
     def _open(
         self, request: Request, provenance: Provenance, store: Store | None, level: Level, retain: Retain
     ) -> Stream:  # fmt: skip
+        passes = passes_for(self.model, request.policy, request.encoding.ids)
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
-        kind = Generation if request.beam is None else BeamSearch
-        generation = kind(request, self.tokenizer, self.model.new_cache(), self.context)
+        cache, context = self.model.new_cache(), self.context
+        generation = (
+            BeamSearch(request, self.tokenizer, cache, context)
+            if request.beam
+            else Generation(request, self.tokenizer, cache, context, passes)
+        )
         return Stream(self, generation, recorder, provenance)
 
     def default_policy(
@@ -329,15 +280,7 @@ class Model:
         temperature 0.8 and top-p 0.95. And where each parameter is from: "flag", "model file" or "default"; what the
         file says that cannot be honoured stands there too, with the reason. Raises ParameterError.
         """
-        asked = dict(given or {})
-        found, notes = file_values(self.metadata, self.fitted) if from_file else ({}, {})
-        order = asked.get("order", DEFAULT_ORDER)
-        own = {p for name in order if name in STEPS for p in STEPS[name].parameters}
-        notes |= dict.fromkeys(found.keys() - own - asked.keys(), "the order leaves its step out")
-        values = {p: x for p, x in ({**SAMPLING, **found}).items() if p in own} | asked
-        sources = {p: "flag" if p in asked else FILE if p in found else "default" for p in Policy().to_dict()}
-        sources = {p: source for p, source in sources.items() if p in own or p in asked}
-        return Policy(**values), sources | {k: f"{FILE}, not honoured: {why}" for k, why in notes.items()}
+        return default_policy(self.metadata, self.fitted, dict(given or {}), from_file)
 
     def fitted(self, policy: Policy, stop_ids: Iterable[int] = ()) -> Policy:
         """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
@@ -402,44 +345,3 @@ def open_store(path: str | Path | None = None, *, readonly: bool = False) -> Sto
 
 
 Run.opening = staticmethod(load)
-
-
-def chat_of(options: check.ChatOptions, template: ChatTemplate) -> dict[str, Any]:
-    """What a trace says of a chat beside its messages: all that was given, and the template's name."""
-    said = {name: value for name, value in options.items() if value is not None}
-    return said | {"template": template.name} | ({"source": template.source} if template.name == GIVEN else {})
-
-
-def prefix_store(model: AnyModel, sha256: str) -> PrefixStore | None:
-    """Where a model's computed prompts are kept; None for a model that has no keys and values."""
-    pool = model.new_cache().pool
-    if not pool.shape.groups:
-        return None
-    store = PrefixStore(pool, ["model", sha256, "engine", model.fingerprint, "kv", pool.shape.kind])
-    pool.reclaim = store.evict
-    return store
-
-
-@contextmanager
-def fresh_cache(model: AnyModel) -> Iterator[Cache]:
-    """An empty cache whose pages are given back."""
-    cache = model.new_cache()
-    try:
-        yield cache
-    finally:
-        cache.release()
-
-
-def encoding_of(ids: Sequence[int], tokenizer: Tokenizer) -> Encoding:
-    """Ids that somebody gave, as an encoding: their text is what the vocabulary says they are."""
-    vocab, spans, at = tokenizer.vocab, [], 0
-    for i in ids:
-        size = len(vocab.bytes_of(i)) if 0 <= i < len(vocab) else 0
-        spans.append((at, at + size))
-        at += size
-    text = tokenizer.decode([i for i in ids if 0 <= i < len(vocab)], specials=True)
-    kinds = tuple(vocab.kind_of(i) if 0 <= i < len(vocab) else "unused" for i in ids)
-    return Encoding(
-        ids=tuple(int(i) for i in ids), spans=tuple(spans), kinds=kinds, segments=(0,) * len(ids),
-        segment_list=(Segment("ids", None, text, trusted=True),), text=text,
-    )  # fmt: skip

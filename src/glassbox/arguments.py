@@ -20,7 +20,8 @@ from glassbox.beam import Beam
 from glassbox.errors import ParameterError, PromptError, TemplateError
 from glassbox.generation import Request
 from glassbox.policy.policy import Policy
-from glassbox.policy.step import real, whole
+from glassbox.policy.step import needs_of, real, whole
+from glassbox.policy.table import STEPS
 from glassbox.text.conversation import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 WHOLE = "a sequence of whole numbers"
 STRINGS = "a string or a sequence of strings"
-DRAWING = ("xtc_probability",)  # parameters of steps that draw
+DRAWING = ("xtc_probability", "mirostat_tau")  # parameters of steps that draw, or go by what was drawn
 MOST_TOKENS = 2**31 - 1  # what max_tokens may be: more than any context
 
 
@@ -134,6 +135,10 @@ def beams(request: Request) -> None:
     for name in DRAWING:
         if getattr(policy, name):
             raise ParameterError(name, getattr(policy, name), "0 with beams: nothing is drawn")
+    for row in STEPS.values():
+        if needs_of(row.kind) and row.build(policy):
+            name = row.parameters[0]
+            raise ParameterError(name, getattr(policy, name), "left out with beams: it needs further passes of each")
 
 
 def open_store_or_none(store: object) -> Store | None:

@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from glassbox.errors import GlassboxError
-from glassbox.policy.policy import Policy
+from glassbox.policy.policy import DEFAULT_ORDER, Policy
+from glassbox.policy.table import STEPS
 
 GGUF, FOLDER = "general.sampling.", "generation_config."  # what the names of settings begin with in notes
 FILE = "model file"
+SAMPLING: Mapping[str, float] = {"temperature": 0.8, "top_p": 0.95}  # where neither file nor caller says anything
 # what a GGUF file says -> parameters; the last of a folder's own come under these names too (provenance.py)
 IN_GGUF: Mapping[str, tuple[str, ...]] = {
     "temp": ("temperature",), "top_k": ("top_k",), "top_p": ("top_p",), "min_p": ("min_p",),
@@ -48,6 +50,20 @@ OTHERS: Mapping[str, tuple[Any, ...]] = {
 IN_GGUF_OTHERS: Mapping[str, tuple[Any, ...]] = {"mirostat": (0,), "sequence": ()}
 
 Fits = Callable[[Policy], object]  # raises a GlassboxError for a policy that the model cannot run
+
+
+def default_policy(
+    metadata: Mapping[str, Any], fits: Fits, asked: Mapping[str, Any], from_file: bool
+) -> tuple[Policy, dict[str, str]]:
+    """The policy of what is asked, else of what the file says, else SAMPLING; and where each parameter is from."""
+    found, notes = file_values(metadata, fits) if from_file else ({}, {})
+    order = asked.get("order", DEFAULT_ORDER)
+    own = {p for name in order if name in STEPS for p in STEPS[name].parameters}
+    notes |= dict.fromkeys(found.keys() - own - asked.keys(), "the order leaves its step out")
+    values = {p: x for p, x in ({**SAMPLING, **found}).items() if p in own} | dict(asked)
+    sources = {p: "flag" if p in asked else FILE if p in found else "default" for p in Policy().to_dict()}
+    sources = {p: source for p, source in sources.items() if p in own or p in asked}
+    return Policy(**values), sources | {k: f"{FILE}, not honoured: {why}" for k, why in notes.items()}
 
 
 def file_values(metadata: Mapping[str, Any], fits: Fits) -> tuple[dict[str, Any], dict[str, str]]:

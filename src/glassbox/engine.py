@@ -170,14 +170,14 @@ class Engine:
         return min(asked, self.model.context)
 
     def _need(self, generation: Generation) -> int:
-        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied. What beams
-        share at the least is the whole pages of the prompt."""
+        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied, and those of
+        its policy's further passes. What beams share at the least is the whole pages of the prompt."""
         shape, length = generation.cache.pool.shape, self._length(generation)
-        shared = len(generation.request.encoding.ids) // PAGE
-        need = 0
+        prompt = len(generation.request.encoding.ids)
+        need = generation.passes.nbytes(shape, prompt, length) if generation.passes else 0
         for group in range(len(shape.groups)):
             pages = shape.pages(group, length)
-            own = min(pages, -(-length // PAGE) - shared)  # of each further beam
+            own = min(pages, -(-length // PAGE) - prompt // PAGE)  # of each further beam
             need += (pages + (generation.request.width - 1) * own + 1) * shape.page_bytes(group)
         return need
 

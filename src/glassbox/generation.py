@@ -22,6 +22,7 @@ from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.kernels.build import load
+from glassbox.passes import Passes
 from glassbox.policy.guide import compiled
 from glassbox.policy.judge import judge
 from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
@@ -147,9 +148,13 @@ class Outcome:
 class Generation:
     """One sequence on its way: which ids wait to be computed, and what each row of logits turns into."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int) -> None:
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, passes: Passes | None = None
+    ) -> None:
+        """passes: what its policy needs beside one row of logits (policy.needs). Then nothing is guessed."""
         prompt = request.encoding.ids
-        self.request, self.cache, self._context = request, cache, context
+        self.request, self.cache, self.passes = request, cache, passes
+        self._context = context - (passes.longer if passes else 0)
         self.ids = list(prompt)  # prompt and output
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
@@ -162,8 +167,8 @@ class Generation:
         self._begin = len(request.encoding.text) - bool(self._detokenizer.held)  # a character it only began is output's
         self._stops = StopWatcher(request.stop, include_stop=request.include_stop)
         self._limits = Limits(
-            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
-            ignore_eos=request.ignore_eos, min_tokens=request.policy.min_tokens,
+            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens,
+            context=self._context, ignore_eos=request.ignore_eos, min_tokens=request.policy.min_tokens,
         )  # fmt: skip
         grammar = request.policy.grammar  # a bad one is an error here, before anything runs
         self._guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
@@ -173,7 +178,8 @@ class Generation:
         self._first_token: int | None = None
         self._last_token: int | None = None
         self._draft: list[int] = []
-        self._lookup = PromptLookup() if request.speculate else None
+        self._logprobs: list[float] = []  # of each output id, as it was drawn
+        self._lookup = PromptLookup() if request.speculate and passes is None else None
 
     @property
     def lanes(self) -> Sequence[Generation]:
@@ -245,14 +251,17 @@ class Generation:
     def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
         """What the policy makes of a row of logits [V] about the next id."""
         r, n = self.request, len(self.request.encoding.ids)
+        views = self.passes.views(self.ids, self.cache) if self.passes else None
         return r.policy.shape(
-            logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide
+            logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide,
+            logprobs=self._logprobs, views=views,
         )  # fmt: skip
 
     def take(self, choice: Choice, shaped: Shaped, model_ns: int, begin: int, drafted: bool = False) -> Step:
         """Go on by the id that was chosen. begin: when the work on these logits began."""
         chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
+        self._logprobs.append(choice.logprob_final)
         self.steps += 1
         text, ending, offset = self._show(choice.id)
         self._text.append(text)
@@ -307,13 +316,15 @@ class Generation:
     def fork(self) -> Generation:
         """Another sequence with the same past. Only the cache is still this one's."""
         twin = copy.copy(self)
-        twin.ids, twin._text = list(self.ids), list(self._text)
+        twin.ids, twin._text, twin._logprobs = list(self.ids), list(self._text), list(self._logprobs)
         twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
         return twin
 
     def release(self) -> None:
         """Give back what it holds of the cache."""
         self.cache.release()
+        if self.passes is not None:
+            self.passes.release()
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""

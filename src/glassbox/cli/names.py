@@ -51,7 +51,7 @@ class Names:
     @cached_property
     def _vocab(self) -> Vocab | None:
         """The vocabulary, if the model is here and its tokenizer is the one the run was made with."""
-        from glassbox.api import load_tokenizer, metadata_of
+        from glassbox.opening import load_tokenizer, metadata_of
         from glassbox.provenance import tokenizer_digest
         from glassbox.weights.source import known_models
 

@@ -44,6 +44,12 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
     "json_object": ("", "The output is a JSON object."),
     "regex": ("R", "The output matches this regular expression, all of it."),
     "choice": ("TEXT", "The output is this, or one of several: may be repeated."),
+    "mirostat_tau": ("BITS", "Keep the surprise of the output near this; 0 is off."),
+    "mirostat_eta": ("R", "How fast that learns."),
+    "guidance_scale": ("S", "Lead away from the negative prompt; 1 is off. One more pass a token."),
+    "negative_ids": (IDS, "The negative prompt; its last id if none is given."),
+    "dola_layers": ("low|high|L,…", "Contrast with these early layers. One more pass a token."),
+    "penalty_alpha": ("A", "Contrastive search among the top K; 0 is off. One more pass a token."),
     "forced_ids": (IDS, "The output begins with these ids."),
     "allowed_ids": (IDS, "Only these ids."),
     "banned_ids": (IDS, "Never these ids."),
@@ -157,6 +163,8 @@ def read(name: str, text: Any) -> Any:
         if name == "logit_bias":
             pairs = [pair.partition("=") for pair in text.split(",")]
             return [(int(i), float(b)) for i, _, b in pairs]
+        if name == "dola_layers":
+            return text if text in ("low", "high") else [int(i) for i in text.split(",")]
         if name == "length_decay":
             start, _, factor = text.partition(",")
             return int(start), float(factor)

@@ -52,6 +52,9 @@ def trace(
     template: str = TemplateOption,
     template_arg: list[str] = TemplateArgOption,
     raw: bool = typer.Option(False, "--raw", help="The prompt as it is, without the chat template."),
+    negative_prompt: str = typer.Option(
+        None, "--negative-prompt", metavar="TEXT", help="As --negative-ids, in words; see --guidance-scale."
+    ),
     seed: int = typer.Option(None, "--seed", metavar="N", help="Drawn and shown when not given."),
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
@@ -95,6 +98,8 @@ def trace(
     for name, value, allowed in (("level", level, ("look", "ids")), ("kv", kv, tuple(KINDS))):
         if value not in allowed:
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
+    if negative_prompt is not None and "negative_ids" in flags:
+        raise ParameterError("negative_prompt", negative_prompt, "left out where negative_ids is given")
     if raw and system is not None:
         raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
     chat = chat_flags(messages, tools, template, template_arg, continue_final)
@@ -119,6 +124,8 @@ def trace(
             chat["template"] = template_text(template, loaded.tokenizer.templates)
         talk = {"messages": [*head, {"role": "user", "content": text}]}
         asked |= {"prompt": text} if raw or plain else talk | chat
+        if negative_prompt is not None:
+            flags = {**flags, "negative_ids": negative_ids(loaded, negative_prompt)}
         use_file = not no_file_defaults
         asked["policy"], asked["sources"] = (
             choose_policy(loaded, flags, use_file) if beam is None else (policy_of(flags), {})
@@ -206,6 +213,14 @@ def choose_policy(model: Model, given: Mapping[str, Any], from_file: bool) -> tu
     own = dict.fromkeys((*brought.parameters, *brought.fixed), "default")
     own |= dict.fromkeys((*brought.defaults, *brought.fixed, "order"), name)
     return made, own | dict.fromkeys(values_of(given), "flag")
+
+
+def negative_ids(model: Model, text: str) -> tuple[int, ...]:
+    """The ids of a negative prompt. Raises PromptError for one that has none."""
+    ids = model.encode(text).ids
+    if not ids:
+        raise PromptError("the negative prompt has no ids", param="negative_prompt")
+    return ids
 
 
 def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:

@@ -13,6 +13,7 @@ from glassbox.errors import ContextOverflow, ParameterError, PromptError
 from glassbox.model.config import spec_of
 from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.kernels.build import fingerprint, load
+from glassbox.model.lens import Lens
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec
@@ -162,6 +163,10 @@ class TransformerModel:
     def sum_rows(self, logits: F32, betas: Sequence[Sequence[float]]) -> list[Sums]:
         """For each row of logits what its policy will sum, made by all threads together; see sums.py."""
         return sum_rows(self.team, logits, betas)
+
+    def lens(self, resid: F32, *, normed: bool = True) -> F32:
+        """Residual vectors of any layer [n, D] -> the logits [n, V] they would give at the end; see lens.py."""
+        return Lens(self.spec, self.weights, self.team, normed=normed).read(resid)
 
     def _executor(self, look: frozenset[str], length: int) -> Executor:
         if length > self._ropes.positions:

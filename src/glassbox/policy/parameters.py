@@ -147,6 +147,14 @@ def grammar(name: str, value: object) -> Grammar | None:
     return None if value is None else Grammar.of(value)
 
 
+def layers(name: str, value: object) -> str | tuple[int, ...]:
+    """ "low", "high", or layers, ascending, each once."""
+    if isinstance(value, str) and value in ("low", "high"):
+        return value
+    allowed = "low, high, or a sequence of layers, whole numbers of 0 or more; empty is off"
+    return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed)}))
+
+
 PENALTY = number(-1e6, 1e6, "a finite number, 0 is off")
 FROM_0_TO_1 = number(0.0, 1.0, "from 0 (off) to 1")
 UP_TO_1 = number(0.0, 1.0, "above 0 and at most 1 (1 is off)", above=True)
@@ -169,6 +177,12 @@ CHECKS: Mapping[str, Check] = {
     "xtc_strict": flag,
     "xtc_spared_ids": ids,
     "grammar": grammar,
+    "mirostat_tau": number(0.0, 1e6, "bits, a finite number of 0 (off) or more"),
+    "mirostat_eta": number(0.0, 1e6, "a finite number of 0 or more"),
+    "guidance_scale": number(-1e6, 1e6, "a finite number, 1 is off"),
+    "negative_ids": ids_in_order,
+    "dola_layers": layers,
+    "penalty_alpha": FROM_0_TO_1,
     "forced_ids": ids_in_order,
     "allowed_ids": ids_or_none,
     "banned_ids": ids,
@@ -192,6 +206,7 @@ CHECKS: Mapping[str, Check] = {
     "dry_scope": scope,
     "banned_scope": scope,
     "frequency_formula": one_of("openai", "tgi"),
+    "dola_normed": flag,
     "top_k_ties": flag,
     "top_p_joint": flag,
     "top_h_limit": count(0, "a whole number, 0 for no limit"),

@@ -20,7 +20,7 @@ from glassbox.policy.grammar import Grammar
 from glassbox.policy.ledger import Candidate, LedgerRow
 from glassbox.policy.parameters import CHECKS, Key
 from glassbox.policy.shaped import RAW, Shaped, shape
-from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step
+from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step, Views, needs_of, whole
 from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
 from glassbox.policy.temperature import Temperature
 from glassbox.types import I64, Sums
@@ -53,6 +53,13 @@ class Policy:
     xtc_threshold: float = 0.1
     xtc_spared_ids: tuple[int, ...] = ()  # never excluded by it
     grammar: Grammar | None = None  # what the output must be; {"regex": "…"} and so on when given
+    mirostat_tau: float = 0.0  # bits; 0 is off
+    mirostat_eta: float = 0.1
+    # What needs further passes of the model.
+    guidance_scale: float = 1.0  # 1 is off
+    negative_ids: tuple[int, ...] = ()  # the prompt it leads away from; (): the prompt's last id
+    dola_layers: str | tuple[int, ...] = ()  # "low", "high" or layers by what enters them; () is off
+    penalty_alpha: float = 0.0  # 0 is off; among the top_k best
     forced_ids: tuple[int, ...] = ()  # the output begins with these
     allowed_ids: tuple[int, ...] | None = None
     banned_ids: tuple[int, ...] = ()
@@ -78,6 +85,7 @@ class Policy:
     banned_scope: Scope = EVERYTHING  # of banned sequences
     # Where engines differ under one name.
     frequency_formula: str = "openai"  # or "tgi"
+    dola_normed: bool = True  # an early layer is read through the final norm
     top_k_ties: bool = False  # all that ties with the k-th stays
     top_p_joint: bool = False  # measured before the tail was first cut
     xtc_strict: bool = False  # p > threshold, and ties with the least likely stay
@@ -98,6 +106,12 @@ class Policy:
     def _check_together(self) -> None:
         if self.temperature == 0.0 and self.dynatemp_range:
             raise ParameterError("dynatemp_range", self.dynatemp_range, "0 when temperature is 0")
+        if self.penalty_alpha:
+            if self.temperature == 0.0:
+                raise ParameterError("penalty_alpha", self.penalty_alpha, "0 when temperature is 0: it chooses itself")
+            whole("top_k", self.top_k, 1, MOST_CANDIDATES, f"from 1 to {MOST_CANDIDATES} where penalty_alpha is given")
+        if self.negative_ids and self.guidance_scale == 1.0:
+            raise ParameterError("negative_ids", self.negative_ids, "left out: guidance_scale is 1, which is off")
         banned = {*self.banned_ids, *(s[0] for s in self.banned_sequences if len(s) == 1)}
         if self.allowed_ids and banned.issuperset(self.allowed_ids):
             why = "at least one id that neither banned_ids nor banned_sequences rule out"
@@ -117,6 +131,11 @@ class Policy:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """What its steps need beside the row of logits; passes.py makes it. Most policies need nothing."""
+        return frozenset(filter(None, map(needs_of, self.steps)))
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
@@ -143,7 +162,10 @@ class Policy:
         if encode is not None and found.texts:
             found = found._in_ids(encode)
         found._check_ready()
-        for name in ("forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids", "xtc_spared_ids"):
+        for name in (
+            "forced_ids", "allowed_ids", "banned_ids", "begin_suppress_ids", "eos_ids", "xtc_spared_ids",
+            "negative_ids",
+        ):  # fmt: skip
             known_ids(name, getattr(found, name) or (), vocab)
         known_ids("banned_sequences", [i for s in found.banned_sequences for i in s], vocab)
         listed = [i for key, _ in found.logit_bias for i in (key if isinstance(key, tuple) else (key,))]
@@ -178,14 +200,17 @@ class Policy:
     def shape(
         self, logits: npt.ArrayLike, prompt_ids: Sequence[int] | I64 = (), output_ids: Sequence[int] = (),
         sums: Sums | None = None, *, seed: int | None = None, sequence: int = 0, guide: Guide | None = None,
+        logprobs: Sequence[float] = (), views: Views | None = None,
     ) -> Shaped:  # fmt: skip
         """Run the steps over one row of logits, float32 [V].
 
         sums: of these logits, where somebody has them already. seed, sequence: for the steps that draw (xtc).
-        guide: of the grammar, if there is one (guide.compiled).
+        guide: of the grammar, if there is one (guide.compiled). logprobs: of each output id as it was drawn (mirostat).
+        views: for the steps that need more passes (`needs`).
         """
         self._check_ready()
-        return shape(self.steps, logits, Past(prompt_ids, output_ids, seed, sequence, guide), sums)
+        past = Past(prompt_ids, output_ids, seed, sequence, guide=guide, logprobs=logprobs, views=views)
+        return shape(self.steps, logits, past, sums)
 
     def __repr__(self) -> str:
         on = (" ".join(f"{p}={text}" for p, text in self.shown(name)) for name in self.order if self.runs(name))
@@ -215,6 +240,7 @@ class Policy:
         return cls(**data)
 
 
+MOST_CANDIDATES = 128  # of contrastive search, all in one pass of the model
 _SHOWN = 8  # of a list, as text
 _OFF: Mapping[str, Any] = {f.name: f.default for f in fields(Policy)}
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -30,6 +30,15 @@ EVERYTHING, OUTPUT = "prompt+output", "output"
 
 
 @dataclass(frozen=True)
+class Views:
+    """What further passes of the model gave, for steps that need more than its row of logits; passes.py makes it."""
+
+    negative: F32 | None = None  # [V], of the same output behind another prompt
+    layers: Mapping[int, F32] = field(default_factory=dict)  # [V] each: as if the model ended before this layer
+    similarity: Callable[[I64], F64] | None = None  # ids [k] -> [k], each one's largest cosine with what is there
+
+
+@dataclass(frozen=True)
 class Past:
     """The ids before the one to be chosen, for steps that look back, and the key of what steps draw."""
 
@@ -38,6 +47,8 @@ class Past:
     seed: int | None = None  # None: whatever draws refuses to
     sequence: int = 0
     guide: Guide | None = None  # what a grammar allows; None: a policy with a grammar refuses to run
+    logprobs: Sequence[float] = ()  # nats, of each output id under what it was drawn from
+    views: Views | None = None  # where a step needs them
 
     @property
     def position(self) -> int:
@@ -78,6 +89,11 @@ class Step(Protocol):
         ...
 
     def __call__(self, before: Distribution, past: Past) -> Distribution: ...
+
+
+def needs_of(step: object) -> str:
+    """What a step needs beside the row of logits: "negative", "layers" or "candidates"; most need nothing."""
+    return str(getattr(step, "needs", ""))
 
 
 def like(values: npt.NDArray[Any], model: F32 | F64) -> F32 | F64:

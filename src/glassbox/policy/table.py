@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from glassbox.policy import constrain, penalties, truncate, truncate_entropy
+from glassbox.policy import constrain, contrast, mirostat, penalties, truncate, truncate_entropy
 from glassbox.policy.grammar import InGrammar
 from glassbox.policy.step import Step
 from glassbox.policy.temperature import DynamicTemperature, Greedy, Temperature
@@ -84,7 +84,17 @@ def _xtc(p: Policy) -> Step | None:
     return truncate_entropy.Xtc(*values) if p.xtc_probability else None
 
 
+def _contrastive(p: Policy) -> Step | None:
+    return contrast.ContrastiveSearch(p.penalty_alpha, p.top_k) if p.penalty_alpha else None
+
+
 STEPS: Mapping[str, Row] = {
+    "dola": Row(("dola_layers", "dola_normed"), lambda p: contrast.Dola() if p.dola_layers else None, contrast.Dola),
+    "guidance": Row(
+        ("guidance_scale", "negative_ids"),
+        lambda p: contrast.Guidance(p.guidance_scale) if p.guidance_scale != 1.0 else None,
+        contrast.Guidance,
+    ),
     "grammar": Row(("grammar",), lambda p: None if p.grammar is None else InGrammar(p.grammar), InGrammar),
     "forced_ids": Row(
         ("forced_ids",), lambda p: constrain.ForcedIds(p.forced_ids) if p.forced_ids else None, constrain.ForcedIds
@@ -164,6 +174,12 @@ STEPS: Mapping[str, Row] = {
         ("xtc_probability", "xtc_threshold", "min_keep", "xtc_strict", "xtc_spared_ids"), _xtc,
         truncate_entropy.Xtc,
     ),
+    "mirostat": Row(
+        ("mirostat_tau", "mirostat_eta"),
+        lambda p: mirostat.Mirostat(p.mirostat_tau, p.mirostat_eta) if p.mirostat_tau else None,
+        mirostat.Mirostat,
+    ),
+    "contrastive": Row(("penalty_alpha", "top_k"), _contrastive, contrast.ContrastiveSearch),
 }  # fmt: skip
 
 DEFAULT_ORDER = tuple(STEPS)
