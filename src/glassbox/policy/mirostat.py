@@ -22,8 +22,8 @@ BIT = math.log(2)  # nats
 
 @dataclass(frozen=True)
 class Mirostat:
-    """keep every token with -log2 p_i <= mu + 1e-9, and the best; mu = 2 tau - eta sum (S_t - tau) over the tokens t of
-    the output, S_t = -log2 of the final probability with which t was drawn
+    """keep every token with -log2 p_i <= mu + 1e-9, or the best alone; mu = 2 tau - eta sum (S_t - tau) over the tokens t
+    of the output, S_t = -log2 of the final probability with which t was drawn
 
     Source: Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity", ICLR 2021, in
     the form of llama.cpp, llama_sampler_init_mirostat_v2
@@ -44,6 +44,9 @@ class Mirostat:
             raise ParameterError("logprobs", drawn, "one for each output id, which mirostat goes by")
         surprise = -math.fsum(drawn) / BIT
         mu = 2 * self.tau - self.eta * (surprise - len(drawn) * self.tau)
-        kept = at_least(before, math.log1p(before.rest) - (mu + CUT_TOLERANCE) * BIT, 1)
+        least = math.log1p(before.rest) - (mu + CUT_TOLERANCE) * BIT
+        # Where even the best surprises too much it stays alone: what ties with it goes, as in llama.cpp.
+        alone = least > 0
+        kept = before.keep(before.ranking.first(1), is_sorted=True) if alone else at_least(before, least, 1)
         last = {"surprise": -drawn[-1] / BIT} if drawn else {}  # of the token before
         return kept.noted(mu=mu, **last)
