@@ -16,6 +16,8 @@ from glassbox.text.tokenizer import Encoding
 from glassbox.trace.encode import TOP
 from glassbox.trace.rows import PROVENANCE, PolicySteps, dumps
 
+KV = "kv"  # stands among a run's options, but is of its provenance
+
 
 class Get(Protocol):
     """A row, by the names of its columns."""
@@ -40,6 +42,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
     )
     messages = run["messages"]
+    options = {name: value for name, value in json.loads(run["options"]).items() if name != KV}
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -50,14 +53,15 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         stop_ids=tuple(json.loads(run["stop_ids"] or "[]")),
         ignore_eos=bool(run["ignore_eos"]),
         sequence=int(run["sequence"]),
-        **json.loads(run["options"]),
+        **options,
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
     )
 
 
 def provenance_of(run: Get) -> Provenance:
-    return Provenance(**{name: run[name] for name in PROVENANCE})
+    kv = json.loads(run["options"]).get(KV, "f32")
+    return Provenance(**{name: run[name] for name in PROVENANCE}, kv=kv)
 
 
 def prompt_token_of(r: Get) -> PromptToken:

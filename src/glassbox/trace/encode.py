@@ -47,6 +47,7 @@ def asked_row(
     text, ids = retain == "text", retain != "none"
     e, policy, messages = request.encoding, request.policy.to_dict(), request.messages
     chat = {"chat": request.chat} if text and request.chat is not None else {}
+    kv = {"kv": provenance.kv}
     known = {
         "id": run_id,
         "created": created_ms,
@@ -61,7 +62,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat | kv),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,

@@ -17,7 +17,9 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together; with texts, "chat" too
+# Of a request, kept together; with texts, "chat" too; and "kv" of the provenance, as a column of its own would change
+# the digests of runs recorded before there was one.
+OPTIONS = ("reuse", "salt", "speculate", "time_limit")
 
 
 def _columns(names: str) -> tuple[str, ...]:
