@@ -84,6 +84,8 @@ def damage(rows: Rows) -> Damage | None:
             return Damage(run["id"], _place(pos, prompt_tokens), "it does not match its digest")
         digests[pos] = found
         expected += 1
+    if run["retain"] != "none" and expected < prompt_tokens:  # these were committed together with the run
+        return Damage(run["id"], _place(expected, prompt_tokens), "it is missing")
     if stray := sorted((rows.ledger.keys() | rows.candidates.keys()) - digests.keys()):
         return Damage(
             run["id"],
@@ -91,8 +93,11 @@ def damage(rows: Rows) -> Damage | None:
             "it is missing, but its ledger or candidates are there",
         )
     ended = tuple(run[c] for c in layout.ENDED)
-    seal = None if run["finish_reason"] is None else layout.seal(header, digests, run["ledger_steps"], ended)
-    if seal != run["seal"]:
+    if run["finish_reason"] is None:
+        if (*ended, run["seal"]).count(None) <= len(ended):
+            return Damage(run["id"], "the ending", "there is one, but nothing says how it ended")
+        return None
+    if layout.seal(header, digests, run["ledger_steps"], ended, run["incomplete"]) != run["seal"]:
         return Damage(run["id"], "the ending", "rows are missing at the end, or the ending was changed")
     return None
 

@@ -27,11 +27,10 @@ from glassbox.types import F32, Sums
 ROWS = 64  # of logits held at once
 # What is compared of a step, in the order it comes about, and what it hints at where nothing else is known.
 COMPARED: Mapping[str, str] = {
-    "logits_hash": "the arithmetic, or the weights",
-    "logprob_raw": "the policy's sums", "rank_raw": "the policy's sums", "entropy": "the policy's sums",
-    "ledger": "the policy", "candidates": "the policy",
-    "u": "the seed, the sequence or the position", "cdf_lo": "the policy", "cdf_hi": "the policy",
-    "logprob_final": "the policy", "ties": "the policy", "id": "the draw", "bytes": "the tokenizer",
+    "logits_hash": "the arithmetic, or the weights", "entropy": "the policy's sums", "ledger": "the policy",
+    "u": "the seed, the sequence or the position", "id": "the policy, or the draw", "cdf_lo": "the policy",
+    "cdf_hi": "the policy", "logprob_raw": "the policy's sums", "logprob_final": "the policy",
+    "rank_raw": "the policy's sums", "ties": "the policy", "candidates": "the policy", "bytes": "the tokenizer",
     "text": "the tokenizer, or the stop strings",
 }  # fmt: skip
 OUTSIDE = ("time", "cancelled")  # endings that come from without: up to there is compared

@@ -86,9 +86,13 @@ def position_digest(
     return _digest((position, named, list(candidates)), header, 8)
 
 
-def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
-    """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    return _digest((sorted(digests.items()), ledger_steps, ended), header, 16)
+def seal(
+    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, incomplete: str | None = None
+) -> bytes:
+    """Over all positions, the ending and the mark of rows that were lost: nothing can be cut off a finished run
+    unnoticed."""
+    mark = () if incomplete is None else (incomplete,)
+    return _digest((sorted(digests.items()), ledger_steps, ended, *mark), header, 16)
 
 
 def _named(row: Row, steps: PolicySteps) -> tuple[str, str]:

@@ -7,7 +7,8 @@
 --
 -- Digests are BLAKE2b over the values as read back (see codec.py): run.digest covers what was asked and the segments and
 -- is the key of every other digest; position.digest covers one row with its ledger and candidates; run.seal
--- covers all rows and the ending. They find damage and careless edits, not a forger who computes them anew.
+-- covers all rows, the ending and `incomplete`. Free are the keys `n` and `run` as such, and, while there is no ending,
+-- `incomplete` and which rows came last. They find damage and careless edits, not a forger who computes them anew.
 
 CREATE TABLE IF NOT EXISTS run (
   n                INTEGER PRIMARY KEY,   -- local to this file; `id` is the name that travels
