@@ -172,7 +172,7 @@ def bigram(cli: Cli) -> Iterator[Cli]:
 
 def test_the_command_shows_and_writes(bigram: Cli, tmp_path: Path) -> None:
     out, _ = bigram.stored("tensor", "last", "--at", "0", "--point", "embed", "--point", "logits")
-    assert "embed  float32 [4]" in out and "logits xxh64" in out
+    assert "embed  float32 [4]" in out and "logits   xxh64" in out and "at position 1\n" in out
     told = json.loads(bigram.stored("tensor", "--at", "0", "--point", "embed", "--all-positions", "--json")[0])
     assert told["position"] == 1 and told["points"]["embed"]["shape"] == [2, 4]
     assert told["points"]["embed"]["first"] == [0, 1, 0, 0, 0, 0] and told["points"]["embed"]["norm"] == 2**0.5

@@ -98,8 +98,8 @@ def tensor(
         print_json(told | {"out": written, "points": {name: summary(value) for name, value in values.items()}})
         return
     screen = console()
-    proof = f"logits xxh64 {step.logits_hash}"
-    screen.field("step     ", f"{at} of run {found.run_id}, position {step.position - 1}, {proof}")
+    screen.field("run      ", f"{found.run_id}, step {at}, chosen from the logits at position {step.position - 1}")
+    screen.field("logits   ", f"xxh64 {step.logits_hash}" + (" was recorded" if force else ", as recorded"))
     for name, value in values.items():
         shown = summary(value)
         screen.field(f"{name}  ", f"float32 {list(value.shape)}")
