@@ -539,7 +539,7 @@ def test_help_speaks_of_what_there_is(cli: Cli) -> None:
     assert "replay" not in out and "--time-limit" in out and "--speculate" in out
     assert "Print a JSON array" in cli("runs", "--help")[0]
     table = (Path(__file__).parent.parent / "README.md").read_text().partition("## The command line")[2]
-    for command in ("trace", "runs", "show", "tokenize", "score", "bench"):
+    for command in ("trace", "runs", "show", "replay", "tensor", "tokenize", "score", "bench"):
         flags = set(re.findall(r"--[a-z][a-z-]+", cli(command, "--help")[0])) - {"--help", "--limit"}
         assert not [flag for flag in flags if f"{flag}" not in table]
 

@@ -331,6 +331,7 @@ class Model:
             glassbox=VERSION,
             threads=self.model.threads,
             clock=clock.isoformat() if clock else None,
+            kv=self.model.new_cache().pool.shape.kind,
         )
 
     def __repr__(self) -> str:

@@ -131,6 +131,16 @@ class OutOfMemory(GlassboxError):
         self.needed, self.available = needed, available
 
 
+class NotReproduced(GlassboxError):
+    """A recorded run does not come again as it was, or cannot. Attributes: field (what differs), recorded, found."""
+
+    exit_code = 1
+
+    def __init__(self, why: str, *, field: str, recorded: str, found: str) -> None:
+        super().__init__(why)
+        self.field, self.recorded, self.found = field, recorded, found
+
+
 class StoreError(GlassboxError):
     """A trace store cannot be opened, read or written. Attributes: path."""
 

@@ -75,6 +75,7 @@ class Provenance:
     glassbox: str  # version
     threads: int
     clock: str | None = None  # the time a template saw, ISO 8601
+    kv: str = "f32"  # how keys and values were kept: a key of cache/pages.py's KINDS
 
 
 @dataclass(frozen=True, slots=True)

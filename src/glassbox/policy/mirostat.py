@@ -22,8 +22,8 @@ BIT = math.log(2)  # nats
 
 @dataclass(frozen=True)
 class Mirostat:
-    """keep every token with -log2 p_i <= mu + 1e-9, or the best alone; mu = 2 tau - eta sum (S_t - tau) over the tokens t
-    of the output, S_t = -log2 of the final probability with which t was drawn
+    """keep every token with -log2 p_i <= mu + 1e-9, or the best alone; mu = 2 tau - eta sum (S_t - tau) over the
+    tokens t of the output, S_t = -log2 of the final probability with which t was drawn
 
     Source: Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity", ICLR 2021, in
     the form of llama.cpp, llama_sampler_init_mirostat_v2

@@ -10,6 +10,7 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from glassbox.cache.pages import Cache
@@ -21,6 +22,8 @@ from glassbox.policy.step import whole
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.trace.record import Run
 from glassbox.types import F32
+
+SALT = "glassbox.again"  # apart from prompts: what is looked at later must not change what is reused meanwhile
 
 
 class Opened(Protocol):
@@ -34,18 +37,27 @@ class Opened(Protocol):
     def engine(self) -> Engine: ...
     @property
     def sha256(self) -> str: ...
+    @property
+    def tokenizer_sha256(self) -> str: ...
 
 
 class Again:
-    """Close it, or use it as a context manager: it holds pages of the cache."""
+    """Close it, or use it as a context manager: it holds pages of the cache.
 
-    def __init__(self, run: Run, opened: Opened) -> None:
+    keep: pages are taken from the model's store of prefixes and left there, for the next question about the run.
+    """
+
+    def __init__(self, run: Run, opened: Opened, *, keep: bool = False) -> None:
         if run.retain == "none" or not run.prompt_ids:
             raise PromptError(f"run {run.run_id} was recorded without its ids: nothing of it can be computed again")
         self.run, self.opened = run, opened
         self.ids = (*run.prompt_ids, *run.ids)
         check_ids(opened.model, self.ids, 0)
         self._cache: Cache = opened.model.new_cache()
+        self._prefixes = opened.engine.prefixes if keep else None
+        if self._prefixes is not None:
+            with opened.engine.lock:
+                self._prefixes.attach(self._cache, self.ids, SALT)
 
     def __enter__(self) -> Again:
         return self
@@ -55,6 +67,8 @@ class Again:
 
     def close(self) -> None:
         with self.opened.engine.lock:
+            if self._prefixes is not None:
+                self._prefixes.insert(self._cache, self.ids, SALT)
             self._cache.release()
 
     def position(self, step: int) -> int:
@@ -73,9 +87,15 @@ class Again:
 
     def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
+        return self.inside(step, points)[1]
+
+    def inside(self, step: int, points: Iterable[str], *, all_positions: bool = False) -> tuple[F32, dict[str, F32]]:
+        """The logits [1, V] that chose the token of this step, and, of the same pass, the inner values at its position,
+        each [1, …], or at all positions up to it, each [T, …]. Raises UnknownPoint."""
         at = self.position(step)
-        with self.opened.engine.lock, self._fork(at) as cache:
-            return forward(self.opened.model, self.ids[at : at + 1], cache, points)[1]
+        begin = 0 if all_positions else at
+        with self.opened.engine.lock, self._fork(begin) as cache:
+            return forward(self.opened.model, self.ids[begin : at + 1], cache, points)
 
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
         """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
@@ -83,10 +103,14 @@ class Again:
         prompt, output = self.run.prompt_ids, self.run.ids[:step]
         return (policy or r.policy).shape(logits, prompt, output, seed=r.seed, sequence=r.sequence)
 
-    def _fork(self, length: int) -> _Forked:
-        """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back."""
+    def _fork(self, length: int) -> AbstractContextManager[Cache]:
+        """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back.
+
+        What is computed behind them stays, where nothing is there yet: it is of the same ids."""
         if self._cache.length < length:
             forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
+        if self._cache.length == length:
+            return nullcontext(self._cache)
         fork = self._cache.fork()
         fork.truncate(length)
         return _Forked(fork)

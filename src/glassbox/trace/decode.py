@@ -17,6 +17,8 @@ from glassbox.text.tokenizer import Encoding
 from glassbox.trace.encode import TOP
 from glassbox.trace.rows import PROVENANCE, PolicySteps, dumps
 
+KV = "kv"  # stands among a run's options, but is of its provenance
+
 
 class Get(Protocol):
     """A row, by the names of its columns."""
@@ -40,7 +42,8 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
     )
-    messages, options = run["messages"], json.loads(run["options"])
+    messages = run["messages"]
+    options = {name: value for name, value in json.loads(run["options"]).items() if name != KV}
     if "beam" in options:
         options["beam"] = Beam(**options["beam"])
     return Request(
@@ -60,7 +63,8 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
 
 
 def provenance_of(run: Get) -> Provenance:
-    return Provenance(**{name: run[name] for name in PROVENANCE})
+    kv = json.loads(run["options"]).get(KV, "f32")
+    return Provenance(**{name: run[name] for name in PROVENANCE}, kv=kv)
 
 
 def prompt_token_of(r: Get) -> PromptToken:

@@ -54,6 +54,7 @@ def asked_row(
         more["group"] = request.group
     if request.beam is not None:
         more["beam"] = request.beam.to_dict()
+    more["kv"] = provenance.kv
     known = {
         "id": run_id,
         "created": created_ms,

@@ -90,6 +90,7 @@ class Journal:
         self._request: Request | None = None
         self._policy_steps: rows.PolicySteps = []
         self._ledger_steps = "[]"  # the same as it is committed
+        self._incomplete: str | None = None  # the mark of lost rows, as it is committed or is being written
         self._digests: dict[int, bytes] = {}  # of the positions that are committed
         self._beams: list[bytes] = []  # digests of the candidates of a beam search that are
         self._waiting = _Waiting()
@@ -170,11 +171,12 @@ class Journal:
         if w.ledger_steps is not None:
             conn.execute("UPDATE run SET ledger_steps = ? WHERE n = ?", (w.ledger_steps, n))
         if w.incomplete:
+            self._incomplete = self.problem
             conn.execute("UPDATE run SET incomplete = ? WHERE n = ?", (self.problem, n))
         if w.ended is not None:
             mark = rows.seal(
                 self._header, {**self._digests, **w.digests}, w.ledger_steps or self._ledger_steps, w.ended,
-                [*self._beams, *(row[-1] for row in w.beams)],
+                [*self._beams, *(row[-1] for row in w.beams)], self._incomplete,
             )  # fmt: skip
             conn.execute(_ENDED, (*w.ended, mark, n))
 

@@ -34,7 +34,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "seed": r.seed,
         "policy": r.policy.to_dict(),
         "fingerprint": run.fingerprint,
-        "steps": [_step_dict(run, s) for s in run.steps],
+        "steps": [step_to_dict(run, s) for s in run.steps],
         "created": run.created.isoformat(timespec="milliseconds"),
         "status": run.status,
         "error": run.error,
@@ -84,7 +84,7 @@ def _prompt_dict(run: Run, token: PromptToken) -> dict[str, Any]:
     }
 
 
-def _step_dict(run: Run, s: Step) -> dict[str, Any]:
+def step_to_dict(run: Run, s: Step) -> dict[str, Any]:
     c, text, look = s.choice, run.retain == "text", run.level == "look"
     return {
         "step": s.step,

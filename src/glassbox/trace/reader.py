@@ -87,6 +87,8 @@ def damage(rows: Rows) -> Damage | None:
             return Damage(run["id"], _place(pos, prompt_tokens), "it does not match its digest")
         digests[pos] = found
         expected += 1
+    if run["retain"] != "none" and expected < prompt_tokens:  # these were committed together with the run
+        return Damage(run["id"], _place(expected, prompt_tokens), "it is missing")
     if stray := sorted((rows.ledger.keys() | rows.candidates.keys()) - digests.keys()):
         return Damage(
             run["id"],
@@ -97,8 +99,11 @@ def damage(rows: Rows) -> Damage | None:
         if layout.beam_digest(header, tuple(row)[:-1]) != row["digest"]:
             return Damage(run["id"], f"step {row['step']}, candidate {row['i']} of the beams", "it does not match")
     ended, beams = tuple(run[c] for c in layout.ENDED), [row["digest"] for row in rows.beams]
-    seal = None if run["finish_reason"] is None else layout.seal(header, digests, run["ledger_steps"], ended, beams)
-    if seal != run["seal"]:
+    if run["finish_reason"] is None:
+        if (*ended, run["seal"]).count(None) <= len(ended):
+            return Damage(run["id"], "the ending", "there is one, but nothing says how it ended")
+        return None
+    if layout.seal(header, digests, run["ledger_steps"], ended, beams, run["incomplete"]) != run["seal"]:
         return Damage(run["id"], "the ending", "rows are missing at the end, or the ending was changed")
     return None
 

@@ -9,7 +9,7 @@ stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,9 +25,11 @@ from glassbox.trace.journal import Begin, End, Item, Journal, Tried
 from glassbox.trace.jsonable import run_to_dict
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
+from glassbox.types import F32
 
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
+    from glassbox.trace.replay import Replayed
     from glassbox.trace.store import Store
 
 FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
@@ -55,7 +57,7 @@ class Run:
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
     opened: Opened | None = field(default=None, compare=False, repr=False)  # its model, where that is at hand
-    opening: ClassVar[Callable[[str], Opened] | None] = None  # opens a model by name; api.py sets it
+    opening: ClassVar[Callable[..., Opened] | None] = None  # opens a model by name, with its kv; api.py sets it
 
     @classmethod
     def from_parts(
@@ -149,12 +151,42 @@ class Run:
         """Its values once more (again.py), on `opened`, or the model that made it, or the one of its model's name."""
         from glassbox.trace.again import Again
 
-        found = opened or self.opened
-        if found is None:
+        return Again(self, opened or self._model())
+
+    def replay(self, model: Opened | None = None, *, force: bool = False) -> Replayed:
+        """Make it again from the trace alone, on `model`, or as `again` finds one, and compare every step (replay.py).
+
+        Raises NotReproduced where what it was made with is known to be another here, unless `force`."""
+        from glassbox.trace.replay import replay
+
+        return replay(self, model or self._model(), force=force)
+
+    def tensor(
+        self, step: int, point: str, *, all_positions: bool = False, model: Opened | None = None, force: bool = False
+    ) -> F32:
+        """An inner value at the position whose logits chose the token of this step, as points.py has it without its T;
+        all_positions: [T, …], from the prompt's first to that one. See `tensors`."""
+        return self.tensors(step, [point], all_positions=all_positions, model=model, force=force)[point]
+
+    def tensors(
+        self, step: int, points: Iterable[str], *, all_positions: bool = False, model: Opened | None = None,
+        force: bool = False,
+    ) -> dict[str, F32]:  # fmt: skip
+        """Several, of one pass (recompute.py). Raises UnknownPoint, ParameterError, and, unless `force`, NotReproduced
+        where the logits of the step have not the recorded hash."""
+        from glassbox.trace.recompute import recompute
+
+        found = model or self._model()
+        return recompute(self, found, step, tuple(points), all_positions=all_positions, force=force)
+
+    def _model(self) -> Opened:
+        """The model that made it, or the one of its model's name, which then stays at hand."""
+        if self.opened is None:
             if Run.opening is None:
-                raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="opened")
-            found = Run.opening(self.model)
-        return Again(self, found)
+                raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="model")
+            object.__setattr__(self, "opened", Run.opening(self.model, kv=self.provenance.kv))
+        assert self.opened is not None
+        return self.opened
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""

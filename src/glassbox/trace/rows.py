@@ -17,9 +17,9 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = (  # of a request, kept together; some runs have more (encode.py)
-    "reuse", "salt", "speculate", "time_limit", "include_stop", "prompt_logprobs",
-)  # fmt: skip
+# Of a request, kept together; some runs have more (encode.py); and "kv" of the provenance, as a column of its own would
+# change the digests of runs recorded before there was one.
+OPTIONS = ("reuse", "salt", "speculate", "time_limit", "include_stop", "prompt_logprobs")
 
 
 def _columns(names: str) -> tuple[str, ...]:
@@ -97,11 +97,12 @@ def beam_digest(header: bytes, row: Row) -> bytes:
 
 
 def seal(
-    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, beams: Sequence[bytes] = ()
-) -> bytes:
-    """Over all positions, the candidates of a beam search, and the ending: nothing can be cut off a finished run
-    unnoticed."""
-    more = [list(beams)] if beams else []
+    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, beams: Sequence[bytes] = (),
+    incomplete: str | None = None,
+) -> bytes:  # fmt: skip
+    """Over all positions, the candidates of a beam search, the ending and the mark of rows that were lost: nothing can
+    be cut off a finished run unnoticed."""
+    more = ([list(beams)] if beams else []) + ([incomplete] if incomplete is not None else [])
     return _digest((sorted(digests.items()), ledger_steps, _said(ended, _ENDED_ONCE), *more), header, 16)
 
 

@@ -7,7 +7,8 @@
 --
 -- Digests are BLAKE2b over the values as read back (see codec.py): run.digest covers what was asked and the segments and
 -- is the key of every other digest; position.digest covers one row with its ledger and candidates, beam.digest one row;
--- run.seal covers all rows and the ending. They find damage and careless edits, not a forger who computes them anew.
+-- run.seal covers all rows, the ending and `incomplete`. Free are the keys `n` and `run` as such, and, while there is no
+-- ending, `incomplete` and which rows came last. They find damage and careless edits, not a forger who computes them anew.
 
 CREATE TABLE IF NOT EXISTS run (
   n                INTEGER PRIMARY KEY,   -- local to this file; `id` is the name that travels
@@ -24,7 +25,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
-  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, …; group, beam; chat with text
+  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, kv, …; group, beam; chat with text
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,
