@@ -96,6 +96,7 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
             scores=_square(sheet, f"attn_scores.{i}", look), probs=_square(sheet, f"attn_probs.{i}", look),
             cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
+        see(f"z.{i}", z)
         products(z, (b, layer.o))
 
     def mlp(layer: Layer, i: int) -> None:
