@@ -56,7 +56,7 @@ def test_parts_sum_to_the_logits_of_real_models(name: str, request: pytest.Fixtu
 
 
 def test_parts_are_those_of_a_blackboard() -> None:
-    """gpt2: a LayerNorm with bias. Each part by the definition, one after another, in float64 from the file's tensors."""
+    """gpt2: a LayerNorm with bias. Each part by the definition, one after another, in float64."""
     file = tiny_weights.checkpoint("gpt2-a", CASES)
     model = TransformerModel(file, threads=1)
     logits, seen = seen_of(model, tiny_weights.ids_of("gpt2-a", model.vocab_size))

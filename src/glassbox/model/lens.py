@@ -53,7 +53,8 @@ def vector_at(address: int, n: int) -> F32:
     """The float32 [n] at an address of the arena; zeros for address 0. A copy."""
     if not address:
         return np.zeros(n, np.float32)
-    return np.frombuffer((ctypes.c_float * n).from_address(address), np.float32).copy()
+    found: F32 = np.ctypeslib.as_array((ctypes.c_float * n).from_address(address)).copy()
+    return found
 
 
 def _run(team: Team, program: Program, x: F32, width: int, ids: I64 | None = None) -> list[F32]:

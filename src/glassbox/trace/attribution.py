@@ -7,7 +7,7 @@ norm takes off is taken off each summand; its bias is a part of its own. A cap c
 logit before it.
 But: it tells who wrote the logit, not why: what made an MLP write so lies further down.
 
-Source: Elhage et al., "A mathematical framework for transformer circuits" (2021); nostalgebraist (2020) for the fixed scale
+Source: Elhage et al., "A mathematical framework for transformer circuits" (2021)
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ def attribute(model: TransformerModel, seen: Mapping[str, F32], logits: F32, ids
         parts.append(Part(BIAS, *bias.tolist()))
     exact = head @ seen["final_norm"][0].astype(np.float64) if s.logit_cap else logits[list(ids)].astype(np.float64)
     layer = int(np.abs(shares[1::2] @ [1.0, -1.0]).argmax())
-    return Attribution(
-        tuple(parts), *exact.tolist(), capped=s.logit_cap, layer=layer,
-        heads=_heads(model, layer, seen[f"z.{layer}"][0], down),
-    )  # fmt: skip
+    heads = _heads(model, layer, seen[f"z.{layer}"][0], down)
+    return Attribution(tuple(parts), float(exact[0]), float(exact[1]), s.logit_cap, layer, heads)
 
 
 def _heads(model: TransformerModel, layer: int, z: F32, down: F64) -> tuple[Part, ...]:

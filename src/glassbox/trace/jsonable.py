@@ -59,7 +59,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "timings": asdict(run.timings) if run.timings else None,
         "provenance": asdict(run.provenance),
     }
-    clean: dict[str, Any] = _finite(result)
+    clean: dict[str, Any] = finite(result)
     return clean
 
 
@@ -102,16 +102,16 @@ def _step_dict(run: Run, s: Step) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """As plain JSON values: NaN and infinities become null, numpy scalars numbers, tuples lists."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return list(value)
     if isinstance(value, Iterable):
-        return [_finite(item) for item in value]
-    return _finite(value.item()) if hasattr(value, "item") else str(value)
+        return [finite(item) for item in value]
+    return finite(value.item()) if hasattr(value, "item") else str(value)

@@ -25,6 +25,7 @@ from glassbox.trace.runid import new_run_id
 
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
+    from glassbox.trace.explain import Explained
     from glassbox.trace.store import Store
 
 
@@ -137,6 +138,12 @@ class Run:
                 raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="opened")
             found = Run.opening(self.model)
         return Again(self, found)
+
+    def explain(self, step: int, model: Opened | None = None, *, against: int | None = None) -> Explained:
+        """Why this token (explain.py), on `model`, or as `again` finds one. against: the id to compare it with."""
+        from glassbox.trace.explain import explain
+
+        return explain(self, step, model, against=against)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
