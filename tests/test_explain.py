@@ -200,7 +200,7 @@ def test_what_cannot_be_explained(bigram: glassbox.Model, tmp_path: Path) -> Non
 
 def test_a_tie_is_said(bigram: glassbox.Model) -> None:
     from glassbox.policy.policy import RAW
-    from glassbox.trace.explain import Token
+    from glassbox.trace.explained import Token
     from glassbox.trace.told import with_words
 
     e = bigram.generate("ab", policy=Policy(temperature=0), max_tokens=1).explain(0)

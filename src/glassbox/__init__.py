@@ -16,12 +16,14 @@ from glassbox.version import VERSION as __version__
 if TYPE_CHECKING:
     from glassbox.api import Model, load, load_tokenizer, open_store
     from glassbox.policy.policy import Policy
+    from glassbox.trace.diff import diff
     from glassbox.trace.record import Run
 else:
     _HOMES = {
         "Model": "api",
         "load": "api",
         "load_tokenizer": "api",
+        "diff": "trace.diff",
         "Policy": "policy.policy",
         "Run": "api",
         "open_store": "api",
@@ -39,4 +41,4 @@ else:
         return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["Model", "Policy", "Run", "__version__", "errors", "load", "load_tokenizer", "open_store"]
+__all__ = ["Model", "Policy", "Run", "__version__", "diff", "errors", "load", "load_tokenizer", "open_store"]

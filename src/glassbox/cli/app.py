@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, explain, models, policy, runs, tokenize, trace
+from glassbox.cli import bench, diff, explain, models, policy, runs, tokenize, trace
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -31,6 +31,7 @@ app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
 app.command("explain")(explain.explain)
+app.command("diff")(diff.diff)
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull_model)
 app.command("models")(models.models)

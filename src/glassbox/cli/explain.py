@@ -13,7 +13,7 @@ from glassbox.trace.told import percent
 
 if TYPE_CHECKING:
     from glassbox.trace.attribution import Attribution
-    from glassbox.trace.explain import Explained
+    from glassbox.trace.explained import Explained
     from glassbox.trace.record import Run
 
 NAME = 14  # columns of a token

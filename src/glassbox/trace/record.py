@@ -25,7 +25,7 @@ from glassbox.trace.runid import new_run_id
 
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
-    from glassbox.trace.explain import Explained
+    from glassbox.trace.explained import Explained
     from glassbox.trace.store import Store
 
 

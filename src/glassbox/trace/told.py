@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glassbox.trace.explain import Explained, Token, Way
+    from glassbox.trace.explained import Explained, Token, Way
 
 RULING = ("forced_ids", "allowed_ids", "grammar")  # they say what is possible, whatever the model prefers
 
