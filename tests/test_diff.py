@@ -310,7 +310,7 @@ def test_a_model_that_is_not_here(run: glassbox.Run, bigram: glassbox.Model) -> 
     ("what", "words"),
     [
         ([1], "B is not a run"), ({"prompt_ids": "12"}, "prompt_ids must be a list of whole numbers"),
-        ({"steps": [{"id": "x"}]}, r"steps\[0\].id must be a number"), ({"policy": 3}, "policy must be an object"),
+        ({"steps": [{"id": "x"}]}, r"steps\[0\].id must be a whole number"), ({"policy": 3}, "policy must be an obj"),
         ({"steps": [3]}, "steps must be a list of objects"), ({"prompt_text": ["a"]}, "prompt_text must be a text"),
     ],
 )  # fmt: skip
@@ -356,3 +356,30 @@ def test_the_command(bigram: glassbox.Model, tmp_path: Path, capsys: pytest.Capt
     for wrong, words in ((str(tmp_path / "no.json"), "No such file"), ("zzz", "no run 'zzz'")):
         assert invoke(["diff", a.run_id, wrong, "--store", one]) == 2
         assert words in capsys.readouterr().err
+
+
+STRANGE: list[Any] = [None, True, 0, -1, 1 << 70, 0.5, float("nan"), float("inf"), "", "x", [], [1], ["x"], [None], {}]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Of every value inside, at most two of each list."""
+    inner = value.items() if isinstance(value, dict) else list(enumerate(value))[:2] if isinstance(value, list) else ()
+    return [p for key, item in inner for p in ((*path, key), *places(item, (*path, key)))]
+
+
+@pytest.mark.slow
+def test_strange_values_are_refused_or_compared(bigram: glassbox.Model) -> None:
+    run = bigram.generate("ab", seed=7, max_tokens=2, policy=Policy(top_k=2))
+    whole = json.dumps(run.to_dict())
+    for path in places(json.loads(whole)):
+        for strange in STRANGE:
+            changed = json.loads(whole)
+            inside = changed
+            for key in path[:-1]:
+                inside = inside[key]
+            inside[path[-1]] = strange
+            for pair in ((run, changed), (changed, changed)):
+                try:
+                    checked(diff(*pair))
+                except PromptError as e:
+                    assert str(e).isprintable() and len(str(e)) < 300

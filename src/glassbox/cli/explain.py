@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import typer
@@ -96,12 +97,17 @@ def _sum(out: Out, a: Attribution) -> None:
 
     kinds = [("embedding", "embed"), ("attention", "attn_out"), ("MLPs", "mlp_out"), ("bias of the norm", "bias")]
     summands = " ".join(f"{total(kind):+.4f} ({name})" for name, kind in kinds if name[0] != "b" or total(kind))
-    out.field("sum      ", f"{summands} = {a.difference:+.4f}, less {abs(a.residue):.0e} of rounding", "")
+    out.field("sum      ", f"{summands} = {a.difference:+.4f}, but for {_under(a.residue)} of rounding", "")
     best = sorted(a.heads, key=lambda p: -abs(p.difference))[:6]
     first, *rest = flow([f"{p.name} {p.difference:+.3f}" for p in best], out.width - 9)
     out.row(f"heads    of layer {a.layer}, whose attention said most:")
     for line in (first, *rest):
         out.row(f"         {line}")
+
+
+def _under(x: float) -> str:
+    """The power of ten that a rounding error stays below; its digits are no one's business."""
+    return f"less than 1e{max(-9, math.ceil(math.log10(abs(x) or 1e-9)))}"
 
 
 def _reading(out: Out, e: Explained) -> None:

@@ -73,14 +73,16 @@ class Drawn:
     ties: int
 
     @property
+    def nearest(self) -> tuple[float, int] | None:
+        """How far the draw was from going another way, and which; None where nothing could."""
+        if self.u is None:
+            return None
+        ends = ((self.u - self.lo, self.below), (self.hi - self.u, self.above))
+        return min(((gap, other) for gap, other in ends if other is not None), default=None)
+
+    @property
     def near(self) -> float | None:
-        """How far the draw was from going another way; None where nothing could."""
-        ends = [
-            abs(self.u - end)
-            for end, other in ((self.lo, self.below), (self.hi, self.above))
-            if self.u is not None and other is not None
-        ]
-        return min(ends, default=None)
+        return self.nearest[0] if self.nearest else None
 
 
 @dataclass(frozen=True)

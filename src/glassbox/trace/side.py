@@ -20,7 +20,7 @@ MOST_BYTES = 1 << 30  # of a file that is read whole
 
 
 def _ids(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+    return isinstance(value, list) and all(map(_id, value))
 
 
 def _objects(value: Any) -> bool:
@@ -31,28 +31,44 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
 def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-# What is read, and what it must be where it is there and not null.
-FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "run_id": (_text, "a text"), "model": (_text, "a text"), "prompt_text": (_text, "a text"),
-    "prompt_ids": (_ids, "a list of whole numbers"), "segments": (_objects, "a list of objects"),
-    "prompt": (_objects, "a list of objects"), "steps": (_objects, "a list of objects"), "text": (_text, "a text"),
-    "policy": (_object, "an object"), "provenance": (_object, "an object"), "chat": (_object, "an object"),
-    "stop_reason": (_object, "an object"), "finish_reason": (_text, "a text"), "fingerprint": (_text, "a text"),
-    "seed": (_number, "a number"),
-}  # fmt: skip
-OF_A_STEP: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "id": (_number, "a number"), "bytes": (_ids, "a list of whole numbers"), "text": (_text, "a text"),
-    "logprob_raw": (_number, "a number"), "u": (_number, "a number"), "cdf_lo": (_number, "a number"),
-    "cdf_hi": (_number, "a number"), "logits_hash": (_text, "a text"), "ledger": (_objects, "a list of objects"),
-    "candidates": (_objects, "a list of objects"),
+def _id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+Kind = tuple[Callable[[Any], bool], str]
+TEXT, OBJECT, OBJECTS = (_text, "a text"), (_object, "an object"), (_objects, "a list of objects")
+TEXTS = (_texts, "a list of texts")
+IDS, NUMBER, ID = (_ids, "a list of whole numbers"), (_number, "a finite number"), (_id, "a whole number")
+# What is read, and what it must be where it is there and not null; and the same of the objects inside.
+FIELDS: Mapping[str, Mapping[str, Kind]] = {
+    "": {
+        "run_id": TEXT, "model": TEXT, "prompt_text": TEXT, "prompt_ids": IDS, "segments": OBJECTS, "prompt": OBJECTS,
+        "steps": OBJECTS, "text": TEXT, "policy": OBJECT, "provenance": OBJECT, "chat": OBJECT, "usage": OBJECT,
+        "stop_reason": OBJECT, "finish_reason": TEXT, "fingerprint": TEXT, "seed": ID, "sequence": ID,
+    },
+    "provenance": dict.fromkeys(("model_sha256", "tokenizer_sha256", "template_sha256", "engine", "kv"), TEXT),
+    "policy": {"order": TEXTS},
+    "chat": {"source": TEXT, "template": TEXT},
+    "segments": {"origin": TEXT, "text": TEXT},
+    "prompt": {"id": ID, "bytes": IDS},
+    "steps": {
+        "id": ID, "bytes": IDS, "text": TEXT, "position": ID, "logprob_raw": NUMBER, "u": NUMBER, "cdf_lo": NUMBER,
+        "cdf_hi": NUMBER, "logits_hash": TEXT, "ledger": OBJECTS, "candidates": OBJECTS,
+    },
+    "steps.ledger": {"name": TEXT, "alive_after": ID, "removed_ids": IDS},
+    "steps.candidates": {"id": ID, "logit": NUMBER, "p_raw": NUMBER, "removed_by": TEXT},
 }  # fmt: skip
 
 
@@ -134,9 +150,7 @@ def side_of(what: Run | Mapping[str, Any] | str | Path, letter: str) -> Side:
     if not isinstance(what, Mapping):
         why = f"{letter} is not a run: an object as `glassbox trace --json` prints it is needed"
         raise PromptError(why, param=letter)
-    _check(what, FIELDS, letter, "")
-    for i, step in enumerate(what.get("steps") or ()):
-        _check(step, OF_A_STEP, letter, f"steps[{i}].")
+    _check(what, "", letter, "")
     return Side(letter, what)
 
 
@@ -149,10 +163,17 @@ def _read(path: Path) -> Any:
         raise PromptError(f"{path} is not JSON: {e}") from None
 
 
-def _check(data: Mapping[str, Any], fields: Mapping[str, Any], letter: str, where: str) -> None:
-    for name, (right, words) in fields.items():
-        if data.get(name) is not None and not right(data[name]):
+def _check(data: Mapping[str, Any], of: str, letter: str, where: str) -> None:
+    """Raise PromptError for the first field that is not what FIELDS says of it."""
+    for name, (right, words) in FIELDS[of].items():
+        value = data.get(name)
+        if value is not None and not right(value):
             raise PromptError(f"{letter}: {where}{name} must be {words}", param=name)
+        inner = f"{of}.{name}" if of else name
+        if value is None or inner not in FIELDS:
+            continue
+        for i, item in enumerate(value if isinstance(value, list) else [value]):
+            _check(item, inner, letter, f"{where}{name}{f'[{i}]' if isinstance(value, list) else ''}.")
 
 
 def _bytes(values: Sequence[int]) -> bytes:

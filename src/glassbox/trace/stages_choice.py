@@ -157,7 +157,8 @@ def ending(pair: Pair) -> Found:
     reasons, stops = pair.both("finish_reason"), pair.both("stop_reason")
     evidence = {"finish_reason": list(reasons), "stop_reason": list(stops)}
     shown = [_why_ended(*both) for both in zip(reasons, stops, strict=True)]
-    if reasons[0] != reasons[1] or (None not in stops and stops[0] != stops[1]):
+    kept = [] if None in stops else [key for key in stops[0] if key in stops[1]]  # what ended it is not always kept
+    if reasons[0] != reasons[1] or any(stops[0][key] != stops[1][key] for key in kept):
         return Found(False, f"{shown[0]} against {shown[1]}", evidence)
     return Found(True, shown[0], evidence)
 

@@ -8,11 +8,13 @@ But: it computes nothing.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glassbox.trace.explained import Explained, Token, Way
 
+NEAR = 0.01  # a draw so close to another token's interval is worth a word
 RULING = ("forced_ids", "allowed_ids", "grammar")  # they say what is possible, whatever the model prefers
 
 
@@ -33,9 +35,15 @@ def _preference(e: Explained) -> str:
             return f"{_name(c)} was the model's favourite at {percent(c.p)}{tied}"
         return f"{_name(c)} led from {_layer(e.led_from)} on, in the end at {percent(c.p)}{tied}"
     best = e.ways[0].best
-    first = f"{quoted(e.names[best])} ({percent(e.ways[0].rival)})" if best == r.id else quoted(e.names[best])
+    first = f"{_name(r)} ({percent(r.p)}{_since(e)})" if best == r.id else quoted(e.names[best])
     led = "" if e.led_last is None else f" (it last led at {_layer(e.led_last)})"
     return f"the model preferred {first}; {_name(c)} was its {_nth(c.rank)} choice at {percent(c.p)}{led}"
+
+
+def _since(e: Explained) -> str:
+    """From where on the rival led to the end."""
+    led = list(takewhile(lambda v: v.rival_rank == 0, reversed(e.layers)))
+    return f", leading from {_layer(led[-1].layer)} on" if led else ""
 
 
 def _policy(e: Explained) -> list[str]:
@@ -65,7 +73,9 @@ def _choice(e: Explained) -> str:
     if d.kind == "alone":
         return f"{d.by} allowed nothing else" if d.by in RULING else f"{d.by} removed all others"
     assert d.u is not None
-    return "the draw " + interval(d.u, d.lo, d.hi)
+    gap, other = d.nearest or (1.0, e.chosen.id)
+    near = f", {gap:.1g} from {quoted(e.names[other])}" if gap < NEAR else ""
+    return f"the draw {interval(d.u, d.lo, d.hi)}{near}"
 
 
 def _ruled(ways: tuple[Way, ...]) -> bool:
