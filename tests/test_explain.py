@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_weights
 
 import glassbox
 from glassbox import Policy
 from glassbox.cli.app import invoke
 from glassbox.errors import ParameterError, PromptError
+from glassbox.model.model import TransformerModel
+from glassbox.text.absent import NoTokenizer
 from glassbox.trace.told import interval, quoted
 
 SAMPLED = Policy(temperature=0.8, top_p=0.95)
@@ -259,3 +263,35 @@ def test_a_long_run_is_explained_soon(smollm2: glassbox.Model) -> None:
         run.explain(194)
         took.append((time.process_time() - begin) / smollm2.model.threads)
     assert min(took) < 1.0, took
+
+
+ARCHITECTURES = [
+    "bloom-a", "cohere-b", "gemma2-a", "gemma3-b", "gpt2-a", "gpt_neox-a", "granite-a", "mixtral-b", "olmo2-a",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ARCHITECTURES)
+def test_any_architecture_and_no_tokenizer(case: str) -> None:
+    """Parallel blocks, post-norms, a cap, scales, windows, experts; ids alone, which are then named by number."""
+    cases, _ = tiny_weights.load()
+    inner = TransformerModel(tiny_weights.checkpoint(case, cases), threads=1)
+    model = glassbox.Model("tiny", inner, NoTokenizer(()), {}, "tiny")
+    run = model.generate(ids=tiny_weights.ids_of(case, inner.vocab_size), policy=SAMPLED, seed=5, max_tokens=3)
+    for n in range(3):
+        e = run.explain(n)
+        assert e.proven and e.attribution is not None and e.reading is not None
+        assert abs(e.attribution.residue) <= 1e-4 and abs(sum(p.difference for p in e.attribution.parts)) > 0
+        assert e.layers[-1].rank == run.steps[n].choice.rank_raw
+        shares = e.reading.first + e.reading.own + e.reading.others + sum(t.share for t in e.reading.tokens)
+        assert shares == pytest.approx(1, abs=1e-5)
+        assert any("before the cap" in note for note in e.notes) == bool(inner.spec.logit_cap)
+        assert f"#{run.ids[n]}" in e.sentence and e.led_last == (inner.layers - 1 if e.chosen.rank == 0 else e.led_last)
+        json.dumps(e.to_dict(), allow_nan=False)
+
+
+def test_the_readme_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    table = (Path(__file__).parent.parent / "README.md").read_text().partition("## The command line")[2]
+    for command in ("explain", "diff"):
+        assert invoke([command, "--help"]) == 0
+        flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+        assert f"`glassbox {command} " in table and not [flag for flag in flags if flag not in table]

@@ -10,7 +10,7 @@ import typer
 
 from glassbox.cli.names import model_name
 from glassbox.cli.output import JsonOption, Out, StoreOption, console, open_store, print_json
-from glassbox.cli.show_text import flow, inert
+from glassbox.cli.show_text import flow, inert, middle_cut
 
 if TYPE_CHECKING:
     from glassbox.trace.diff import Diff
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glassbox.trace.side import Side
 
 MARKS: Mapping[bool | None, tuple[str, str]] = {True: ("=", ""), False: ("≠", "bold red"), None: ("?", "yellow")}
+PARTS, CHARS = 6, 400  # of a prompt that differs: segments, and characters of each
 STEPS = 12  # of the table of steps; --json has all
 
 
@@ -77,8 +78,8 @@ def _prompt(out: Out, evidence: Mapping[str, Any]) -> None:
     out.row(f"prompt, after …{inert(evidence['before'])}", "bold")
     for block in evidence["segments"]:
         for side in ("a", "b"):
-            for origin, text in block[side]:
-                out.field(f"  {side.upper()} {origin} ", inert(text or "not kept"), "cyan")
+            for origin, text in block[side][:PARTS]:
+                out.field(f"  {side.upper()} {origin} ", inert(middle_cut(text or "not kept", CHARS)), "cyan")
 
 
 def _ids(out: Out, evidence: Mapping[str, Any]) -> None:
@@ -134,7 +135,7 @@ def _text(out: Out, evidence: Mapping[str, Any]) -> None:
     if "text" in evidence:
         out.print()
         for letter, text in zip("AB", evidence["text"], strict=True):
-            out.field(f"  text of {letter} ", inert(text), "cyan")
+            out.field(f"  text of {letter} ", inert(middle_cut(text, CHARS)), "cyan")
 
 
 def _number(x: float | None) -> str:

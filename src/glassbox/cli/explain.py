@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
 NAME = 14  # columns of a token
+SOURCES = 24  # rows of the prompt's parts
 
 
 def explain(
@@ -63,9 +64,11 @@ def _sources(out: Out, e: Explained) -> None:
     out.print()
     out.row("the prompt came from", "bold")
     wide = max(len(s.origin) for s in e.sources)
-    for s in e.sources:
+    for s in e.sources[:SOURCES]:
         where = str(s.first) if s.first == s.last else f"{s.first}–{s.last}"
         out.row(f"  {where:<9} {s.origin:<{wide}}  {inert(s.text)}")
+    if len(e.sources) > SOURCES:
+        out.row(f"  … {len(e.sources) - SOURCES:,} more (--json has all)")
 
 
 def _layers(out: Out, e: Explained) -> None:

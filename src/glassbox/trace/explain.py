@@ -102,7 +102,8 @@ def _ways(shaped: Shaped, chosen: int, rival: int) -> tuple[Way, ...]:
 
 def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     c, (below, above) = made.choice, _beside(shaped, made.id)
-    again = choose(shaped, seed=run.seed, sequence=run.request.sequence, position=made.position)
+    seed, sequence, position = c.counter or (run.seed, run.request.sequence, made.position)
+    again = choose(shaped, seed=seed, sequence=sequence, position=position)
     by = None
     if again.id != made.id or again.u != c.u:
         kind = "forced" if proven else "unknown"

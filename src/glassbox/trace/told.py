@@ -35,7 +35,7 @@ def _preference(e: Explained) -> str:
             return f"{_name(c)} was the model's favourite at {percent(c.p)}{tied}"
         return f"{_name(c)} led from {_layer(e.led_from)} on, in the end at {percent(c.p)}{tied}"
     best = e.ways[0].best
-    first = f"{_name(r)} ({percent(r.p)}{_since(e)})" if best == r.id else quoted(e.names[best])
+    first = f"{_name(r)} ({percent(r.p)}{_since(e)})" if best == r.id else _named(e, best)
     led = "" if e.led_last is None else f" (it last led at {_layer(e.led_last)})"
     return f"the model preferred {first}; {_name(c)} was its {_nth(c.rank)} choice at {percent(c.p)}{led}"
 
@@ -74,7 +74,7 @@ def _choice(e: Explained) -> str:
         return f"{d.by} allowed nothing else" if d.by in RULING else f"{d.by} removed all others"
     assert d.u is not None
     gap, other = d.nearest or (1.0, e.chosen.id)
-    near = f", {gap:.1g} from {quoted(e.names[other])}" if gap < NEAR else ""
+    near = f", {gap:.1g} from {_named(e, other)}" if gap < NEAR else ""
     return f"the draw {interval(d.u, d.lo, d.hi)}{near}"
 
 
@@ -124,6 +124,10 @@ def _layer(layer: int) -> str:
 
 def _name(token: Token) -> str:
     return quoted(token.bytes) if token.bytes else f"#{token.id}"
+
+
+def _named(e: Explained, token: int) -> str:
+    return quoted(e.names[token]) if e.names.get(token) else f"#{token}"
 
 
 def _nth(rank: int) -> str:
