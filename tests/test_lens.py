@@ -7,8 +7,9 @@ import pytest
 import tiny_weights
 
 import glassbox
-from glassbox.model.lens import lens, rows_of, vector_at
+from glassbox.model.lens import lens
 from glassbox.model.model import TransformerModel, forward
+from glassbox.model.peek import rows_of, vector_at
 from glassbox.weights.quant import decode
 
 CASES, _ = tiny_weights.load()

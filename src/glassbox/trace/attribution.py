@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from glassbox.model.lens import rows_of, vector_at
 from glassbox.model.model import TransformerModel
+from glassbox.model.peek import rows_of, vector_at
 from glassbox.model.spec import ModelSpec
 from glassbox.model.weights import Norm
 from glassbox.types import F32, F64

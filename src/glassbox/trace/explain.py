@@ -40,8 +40,9 @@ def explain(run: Run, step: int, opened: Opened | None = None, *, against: int |
         logits = seen["logits"][0]
         shaped = again.shaped(step, logits)
         other = _rival(shaped, made.id) if against is None else _against(against, made.id, model.vocab_size)
-        layers = inside.by_layer(deep, seen, made.id, other) if deep else ()
-        found = attribution.attribute(deep, seen, logits, (made.id, other)) if deep else None
+        with again.opened.engine.lock:  # the threads serve one at a time
+            layers = inside.by_layer(deep, seen, made.id, other) if deep else ()
+            found = attribution.attribute(deep, seen, logits, (made.id, other)) if deep else None
         read = inside.reading(seen, deep.layers, again.ids[: at + 1]) if deep else None
         proven = logits_hash(logits) == made.logits_hash
         ways, draw = _ways(shaped, made.id, other), _draw(run, made, shaped, proven)

@@ -126,7 +126,8 @@ def _computed(pair: Pair) -> Inner | str:
         agains: list[Again] = []
         for side in pair.sides:
             assert side.run is not None
-            again = stack.enter_context(side.run.again(_same_model(side, agains)))
+            known = agains[0].opened if agains and side.run.opened is None and _one_model(pair) else None
+            again = stack.enter_context(side.run.again(known))
             if again.opened.sha256 != side.get("provenance.model_sha256"):
                 return f"{side.name} was made by another model than the {side.run.model} that is here"
             agains.append(again)
@@ -141,13 +142,10 @@ def _computed(pair: Pair) -> Inner | str:
         return inner
 
 
-def _same_model(side: Side, open_already: list[Again]) -> Any:
-    """What is open already, if it is what this side needs."""
-    for again in open_already:
-        run, other = side.run, again.run
-        if run is not None and run.opened is None and (run.model, run.provenance) == (other.model, other.provenance):
-            return again.opened
-    return None
+def _one_model(pair: Pair) -> bool:
+    """Whether what one was made with will do for the other."""
+    pairs = (pair.both(name) for name in ("model", "provenance.model_sha256", "provenance.kv"))
+    return all(one == other for one, other in pairs)
 
 
 def _hidden(inner: Inner, a: Again, b: Again) -> None:
