@@ -383,3 +383,19 @@ def test_strange_values_are_refused_or_compared(bigram: glassbox.Model) -> None:
                     checked(diff(*pair))
                 except PromptError as e:
                     assert str(e).isprintable() and len(str(e)) < 300
+
+
+def test_one_model_is_opened_once(bigram: glassbox.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        made = [bigram.generate(text, seed=7, max_tokens=2, store=store) for text in ("ab", "abc")]
+        one, other = (store.load(run.run_id) for run in made)
+    opened: list[str] = []
+
+    def opening(name: str, **how: Any) -> glassbox.Model:
+        opened.append(name)
+        return bigram
+
+    monkeypatch.setattr(glassbox.Run, "opening", staticmethod(opening))
+    d = checked(diff(one, other))
+    assert d.stages["embedding"].same is False and opened == ["bigram"]
+    assert d.stages["ids"].same is False and diff(one, one).equal and opened == ["bigram"]
