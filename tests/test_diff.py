@@ -399,3 +399,11 @@ def test_one_model_is_opened_once(bigram: glassbox.Model, tmp_path: Path, monkey
     d = checked(diff(one, other))
     assert d.stages["embedding"].same is False and opened == ["bigram"]
     assert d.stages["ids"].same is False and diff(one, one).equal and opened == ["bigram"]
+
+
+def test_long_values_are_cut_in_words_only(bigram: glassbox.Model, run: glassbox.Run) -> None:
+    sequences = tuple((0, 0, i % 4, i // 4 % 4, i // 16) for i in range(40))
+    other = bigram.generate("ab", seed=7, max_tokens=4, policy=Policy(banned_sequences=sequences))
+    d = checked(diff(run, other))
+    assert d.first == "policy" and len(d.stages["policy"].says) < 150
+    assert len(d.stages["policy"].evidence["values"]["banned_sequences"][1]) == 40

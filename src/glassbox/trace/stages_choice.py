@@ -16,6 +16,8 @@ from glassbox.trace.side import Side
 from glassbox.trace.stage import Found, changed, many, named, unknown
 from glassbox.trace.told import interval
 
+SHOWN = 60  # characters of a parameter's value
+
 
 def policy(pair: Pair) -> Found:
     """Its values and order; and, where those are the same, what each step did."""
@@ -30,13 +32,18 @@ def policy(pair: Pair) -> Found:
         evidence["rows"] = [{"step": r["step"], **r["final"]} for r in inner.rows]
     told = f"; at step {effect['step']} {effect['says']}" if effect and effect["comparable"] else ""
     if values or orders[0] != orders[1]:
-        words = [f"{k} {a} against {b}" for k, (a, b) in values.items()]
+        words = [f"{k} {_short(a)} against {_short(b)}" for k, (a, b) in values.items()]
         if not words:
             words = [" → ".join(orders[0]) + " against " + " → ".join(orders[1])]
         return Found(False, ", ".join(words) + told, evidence)
     if effect and pair.same_logits:
         return Found(False, f"the same policy did other things to the same logits{told}", evidence)
     return Found(True, "the same steps and values" + ("; the ledgers follow the logits" if effect else ""), evidence)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 def _filled(values: Mapping[str, Any]) -> Mapping[str, Any]:
