@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from glassbox.beam import Beam
     from glassbox.opening import load_tokenizer
     from glassbox.policy.policy import Policy
+    from glassbox.trace.diff import diff
     from glassbox.trace.record import Run
 else:
     _HOMES = {
@@ -25,6 +26,7 @@ else:
         "load": "api",
         "load_tokenizer": "opening",
         "Beam": "beam",
+        "diff": "trace.diff",
         "Policy": "policy.policy",
         "Run": "api",
         "open_store": "api",
@@ -42,4 +44,4 @@ else:
         return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["Beam", "Model", "Policy", "Run", "__version__", "errors", "load", "load_tokenizer", "open_store"]
+__all__ = ["Beam", "Model", "Policy", "Run", "__version__", "diff", "errors", "load", "load_tokenizer", "open_store"]

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, models, policy, replay, runs, score, tokenize, trace
+from glassbox.cli import bench, diff, explain, models, policy, replay, runs, score, tokenize, trace
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -32,6 +32,8 @@ app.command("runs")(runs.runs)
 app.command("show")(runs.show)
 app.command("replay")(replay.replay)
 app.command("tensor")(replay.tensor)
+app.command("explain")(explain.explain)
+app.command("diff")(diff.diff)
 app.command("tokenize")(tokenize.tokenize)
 app.command("score")(score.score)
 app.command("pull")(models.pull_model)

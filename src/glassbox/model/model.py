@@ -190,7 +190,7 @@ class TransformerModel:
             return np.where(value <= HIDDEN, np.float32(-np.inf), value)
         if kind == "attn_probs":
             return value
-        heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads}.get(kind)
+        heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads, "z": s.heads}.get(kind)
         if heads:
             return value[:, : heads * s.head_width].reshape(len(value), heads, s.head_width)
         if kind == "mlp_act" and s.experts:

@@ -93,6 +93,7 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
             scores=_square(sheet, f"attn_scores.{i}", look), probs=_square(sheet, f"attn_probs.{i}", look),
             cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
+        see(f"z.{i}", z)
         products(z, (b, layer.o))
 
     def mlp(layer: Layer, i: int) -> None:
@@ -169,8 +170,8 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
     return sheet
 
 
-def write_lens(spec: ModelSpec, w: Weights, *, normed: bool = True) -> tuple[Program, int, int]:
-    """The end of the forward pass alone: (program, buffer of residual vectors, buffer of logits), of output rows.
+def write_lens(spec: ModelSpec, w: Weights, *, normed: bool = True) -> tuple[Program, int]:
+    """The end of the forward pass alone, from residual vectors in buffer 0: (program, buffer of logits).
 
     not normed: the head's product alone, without the norm before it and the scale and cap behind it.
     """
@@ -181,7 +182,7 @@ def write_lens(spec: ModelSpec, w: Weights, *, normed: bool = True) -> tuple[Pro
         _head(p, spec, w, logits, resid)
     else:
         p.matmul(logits, resid, w.head, out=True)
-    return p, resid, logits
+    return p, logits
 
 
 def _norm(p: Program, spec: ModelSpec, to: int, of: int, n: Norm, *, out: bool = False) -> None:

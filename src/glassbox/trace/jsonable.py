@@ -65,7 +65,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "speed": asdict(run.speed) if run.speed else None,
         "provenance": asdict(run.provenance),
     }
-    clean: dict[str, Any] = _finite(result)
+    clean: dict[str, Any] = finite(result)
     return clean
 
 
@@ -110,16 +110,16 @@ def step_to_dict(run: Run, s: Step) -> dict[str, Any]:
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """As plain JSON values: NaN and infinities become null, numpy scalars numbers, tuples lists."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return list(value)
     if isinstance(value, Iterable):
-        return [_finite(item) for item in value]
-    return _finite(value.item()) if hasattr(value, "item") else str(value)
+        return [finite(item) for item in value]
+    return finite(value.item()) if hasattr(value, "item") else str(value)

@@ -29,6 +29,7 @@ from glassbox.types import F32
 
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
+    from glassbox.trace.explained import Explained
     from glassbox.trace.replay import Replayed
     from glassbox.trace.store import Store
 
@@ -187,6 +188,12 @@ class Run:
             object.__setattr__(self, "opened", Run.opening(self.model, kv=self.provenance.kv))
         assert self.opened is not None
         return self.opened
+
+    def explain(self, step: int, model: Opened | None = None, *, against: int | None = None) -> Explained:
+        """Why this token (explain.py), on `model`, or as `again` finds one. against: the id to compare it with."""
+        from glassbox.trace.explain import explain
+
+        return explain(self, step, model, against=against)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
