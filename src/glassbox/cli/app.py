@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, models, policy, runs, score, tokenize, trace
+from glassbox.cli import bench, export, models, policy, purge, runs, score, tokenize, trace
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -30,6 +30,9 @@ app.command("trace")(policy.with_flags(trace.trace))
 app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
+app.command("export")(export.export)
+app.command("import")(export.import_runs)
+app.command("purge")(purge.purge)
 app.command("tokenize")(tokenize.tokenize)
 app.command("score")(score.score)
 app.command("pull")(models.pull_model)

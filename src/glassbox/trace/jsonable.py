@@ -12,6 +12,8 @@ from glassbox.generation import PromptToken, Step
 if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
+VERSION = 1  # of this object, which docs/run.schema.json describes; keys may be added within a version
+
 
 def run_to_dict(run: Run) -> dict[str, Any]:
     """What `glassbox trace --json` prints: finite numbers only, null for what was not measured or not kept.
@@ -23,6 +25,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
     if run.outcome is None and not run.prompt:
         usage["cached_tokens"] = None  # nobody has looked yet
     result = {
+        "version": VERSION,
         "run_id": run.run_id,
         "model": r.model,
         "prompt_text": run.prompt_text if text else None,
