@@ -39,10 +39,11 @@ def purge(
         print_json({"purged": done.gone, "running": done.running, "freed_bytes": done.freed, "dry_run": dry_run})
         return
     out = console()
+    count = f"{len(done.gone):,} run{'' if len(done.gone) == 1 else 's'}"
     if dry_run:
-        out.field("would go ", f"{len(done.gone):,} runs{': ' if done.gone else ''}{' '.join(done.gone)}")
+        out.field("would go ", f"{count} {' '.join(done.gone)}")
     else:
-        out.field("purged   ", f"{len(done.gone):,} runs, {done.freed:,} bytes given back")
+        out.field("purged   ", f"{count}, {done.freed:,} bytes given back")
     if done.running:
         out.field("running  ", f"{' '.join(done.running)}: not yet ended, so left alone", "yellow")
 

@@ -25,7 +25,6 @@ def run_to_dict(run: Run) -> dict[str, Any]:
     if run.outcome is None and not run.prompt:
         usage["cached_tokens"] = None  # nobody has looked yet
     result = {
-        "version": VERSION,
         "run_id": run.run_id,
         "model": r.model,
         "prompt_text": run.prompt_text if text else None,
@@ -67,6 +66,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "timings": asdict(run.timings) if run.timings else None,
         "speed": asdict(run.speed) if run.speed else None,
         "provenance": asdict(run.provenance),
+        "version": VERSION,
     }
     clean: dict[str, Any] = _finite(result)
     return clean
