@@ -90,9 +90,7 @@ PROVENANCE = record(
     model_sha256=TEXT, tokenizer_sha256=TEXT, template_sha256=maybe(TEXT), engine=TEXT, glassbox=TEXT, threads=COUNT,
     clock=maybe(TEXT),
 )  # fmt: skip
-SEED = said(
-    {"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "64 bits: JavaScript needs a parser with BigInt"
-)
+SEED = said({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "64 bits: JavaScript needs a parser with BigInt")
 RUN = record(
     run_id=TEXT, model=TEXT, prompt_text=maybe(TEXT), prompt_ids=listed(COUNT), text=maybe(TEXT),
     finish_reason=TEXT, stop_reason=maybe(ANY),

@@ -69,7 +69,7 @@ def _all(
         known = ours.execute("SELECT id, parent FROM run").fetchall()
         circular = _circular({str(r["id"]): r["parent"] for r in (*known, *found)})
         for row in found:
-            name = str(row["id"])
+            name = row["id"] if isinstance(row["id"], str) else f"row {row['n']}"
             rows, why = _sound(theirs, source, row["n"])
             if rows is None:
                 refused.append((name, why))
