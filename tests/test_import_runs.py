@@ -239,7 +239,9 @@ def test_a_file_that_executes_is_refused(tmp_path: Path, store: Path) -> None:
         path.write_bytes(pristine)
         sql(path, *statements)
         begin = time.monotonic()
-        assert re.match("it was not made by Glassbox|it was made by an older", refused(path, store)), name
+        assert re.match(
+            "it was not made by|it was made by an older|the file is damaged: no table", refused(path, store)
+        ), name
         assert time.monotonic() - begin < 5
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from glassbox.cli.main import FOUND
 from glassbox.cli.output import JsonOption, StoreOption, console, open_store, print_json
+
+if TYPE_CHECKING:
+    from glassbox.cli.names import Names
 
 
 def export(
@@ -25,9 +30,15 @@ def export(
         found: dict[str, Source] = {}
         for name in runs if to in FORMATS else ():
             run = opened.load(name)
-            found[run.run_id] = Source(run, opened.rows(run.run_id, tensors=True), Names(run).bytes_of)
+            found[run.run_id] = Source(run, opened.rows(run.run_id, tensors=True), partial(_known, Names(run)))
     for path in write(list(found.values()), to, None if out is None else Path(out)):
         console().print(str(path), soft_wrap=True)
+
+
+def _known(names: Names, token: int) -> bytes:
+    """Nothing where the vocabulary is not here, and the id stands for itself."""
+    data = names.bytes_of(token)
+    return b"" if data == b"#%d" % token else data
 
 
 def import_runs(
