@@ -12,6 +12,8 @@ const shown = text => String(text).replace(HIDDEN, c =>
 const percent = p => p == null ? "-" : (100 * p).toFixed(p < 0.01 ? 3 : 1) + "%";
 const number = (x, digits) => x == null ? "-" : x.toFixed(digits);
 const named = id => id in names ? "'" + shown(names[id]) + "'" : "#" + id;
+const told = v => shown(typeof v === "object" ? JSON.stringify(v) : v);
+const params = r => Object.entries(r.params).map(([k, v]) => (k === r.name ? "" : shown(k) + " ") + told(v)).join(", ");
 
 // An element with text and children; nothing of the run is ever read as markup.
 function make(tag, kind, ...inside) {
@@ -32,12 +34,14 @@ function share(p) {
 
 function head() {
   const stop = run.stop_reason ? " (" + run.stop_reason.kind + ")" : "";
-  const policy = Object.entries(run.policy).filter(([k, v]) => v != null && k !== "order" && k in run.sources);
+  const first = run.steps.find(s => s.ledger && s.ledger.length);
+  const policy = first ? first.ledger.slice(1).map(r => shown(r.name) + " " + params(r)).join(" \u2192 ")
+    : Object.entries(run.policy).filter(([k]) => run.sources[k] === "flag").map(([k, v]) => k + " " + told(v)).join(", ");
   return [
     make("h1", "", "Run " + run.run_id),
     make("div", "soft", shown(run.model), ", ", run.usage.prompt_tokens, " + ", run.usage.completion_tokens,
       " tokens, seed ", seed, ", ended: ", shown(run.finish_reason + stop), ", ", run.created),
-    make("div", "soft", policy.map(([k, v]) => k + " " + shown(typeof v === "object" ? JSON.stringify(v) : v)).join(", ")),
+    make("div", "soft", policy),
     make("div", "soft", "Colour: how unlikely the token was to the model. Left and right go from step to step."),
   ];
 }
@@ -69,7 +73,7 @@ function draw(s) {
 
 function ledger(s) {
   return table(["policy step", "alive", "mass removed", "entropy", "best after"], s.ledger.map(r => make("tr", "",
-    make("td", "", shown(r.name), " ", make("span", "soft", shown(Object.entries(r.params).map(([k, v]) => k + " " + (typeof v === "object" ? JSON.stringify(v) : v)).join(", ")))),
+    make("td", "", shown(r.name), " ", make("span", "soft", params(r))),
     make("td", "", r.removed_count ? r.alive_before + " \u2192 " + r.alive_after : r.alive_after),
     make("td", "", r.removed_count ? percent(r.mass_removed) : "-"),
     make("td", "", number(r.entropy, 3)),
