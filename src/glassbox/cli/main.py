@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
 
+FOUND = 1
 INTERRUPTED = 130
 
 

@@ -80,6 +80,9 @@ def trace(
     level: str = typer.Option(
         "look", "--level", metavar="LEVEL", help="What is recorded: look (all), or ids (no ledger, no candidates)."
     ),
+    retain: str = typer.Option(
+        "text", "--retain", metavar="WHAT", help="What of the content is recorded: text (all), ids, or none."
+    ),
     as_json: bool = JsonOption,
     store: str = StoreOption,
     flags: Any = None,
@@ -95,7 +98,8 @@ def trace(
 
     # All that can be wrong without a model is said before one is loaded.
     policy_of(flags)
-    for name, value, allowed in (("level", level, ("look", "ids")), ("kv", kv, tuple(KINDS))):
+    kept = ("retain", retain, ("text", "ids", "none"))
+    for name, value, allowed in (("level", level, ("look", "ids")), kept, ("kv", kv, tuple(KINDS))):
         if value not in allowed:
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
     if negative_prompt is not None and "negative_ids" in flags:
@@ -112,7 +116,7 @@ def trace(
     text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
-        reuse=not no_reuse, level=level, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
+        reuse=not no_reuse, level=level, retain=retain, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)

@@ -8,7 +8,6 @@ transaction is simply tried again. Only the writer thread calls this, except tha
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from glassbox.beam import BeamRow
@@ -63,18 +62,13 @@ class _Waiting:
         return bool(self.asked or self.prompt or self.steps or self.beams or self.ended or self.incomplete)
 
 
-def _insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
-    names = ("run", *columns) if table != "run" else columns
-    return f"{verb} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
-
-
-_RUN = _insert("run", (*rows.ASKED, "digest"))
-_SEGMENT = _insert("segment", rows.SEGMENT)
-_STEP = _insert("position", (*rows.POSITION, "digest"))
-_PROMPT = _insert("position", (*rows.POSITION, "digest"), "INSERT OR REPLACE")  # written again once measured
-_LEDGER = _insert("ledger", rows.LEDGER)
-_CANDIDATE = _insert("candidate", rows.CANDIDATE)
-_BEAM = _insert("beam", (*rows.BEAM, "digest"))
+_RUN = rows.insert("run", (*rows.ASKED, "digest"))
+_SEGMENT = rows.insert("segment", rows.SEGMENT)
+_STEP = rows.insert("position", (*rows.POSITION, "digest"))
+_PROMPT = rows.insert("position", (*rows.POSITION, "digest"), "INSERT OR REPLACE")  # written again once measured
+_LEDGER = rows.insert("ledger", rows.LEDGER)
+_CANDIDATE = rows.insert("candidate", rows.CANDIDATE)
+_BEAM = rows.insert("beam", (*rows.BEAM, "digest"))
 _ENDED = f"UPDATE run SET {', '.join(f'{c} = ?' for c in (*rows.ENDED, 'seal'))} WHERE n = ?"
 
 

@@ -12,6 +12,8 @@ from glassbox.generation import PromptToken, Step
 if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
+VERSION = 1  # of this object, which docs/run.schema.json describes; keys may be added within a version
+
 
 def run_to_dict(run: Run) -> dict[str, Any]:
     """What `glassbox trace --json` prints: finite numbers only, null for what was not measured or not kept.
@@ -64,6 +66,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "timings": asdict(run.timings) if run.timings else None,
         "speed": asdict(run.speed) if run.speed else None,
         "provenance": asdict(run.provenance),
+        "version": VERSION,
     }
     clean: dict[str, Any] = finite(result)
     return clean

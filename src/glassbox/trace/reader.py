@@ -37,9 +37,10 @@ class Rows:
     ledger: dict[int, list[sqlite3.Row]]
     candidates: dict[int, list[sqlite3.Row]]
     beams: Sequence[sqlite3.Row]
+    tensors: Sequence[sqlite3.Row] = ()  # only where they were asked for: they may be large
 
 
-def fetch(conn: sqlite3.Connection, run: sqlite3.Row) -> Rows:
+def fetch(conn: sqlite3.Connection, run: sqlite3.Row, *, tensors: bool = False) -> Rows:
     """All rows of the run. Raises sqlite3.Error where the file itself is damaged."""
 
     def rows(table: str, columns: Sequence[str], order: str) -> list[sqlite3.Row]:
@@ -59,6 +60,7 @@ def fetch(conn: sqlite3.Connection, run: sqlite3.Row) -> Rows:
         by_position("ledger", layout.LEDGER),
         by_position("candidate", layout.CANDIDATE),
         rows("beam", (*layout.BEAM, "digest"), "step, i") if has_table(conn, "beam") else [],
+        rows("tensor", layout.TENSOR, "pos, point") if tensors else (),
     )
 
 
@@ -147,4 +149,5 @@ def run_of(rows: Rows, unfinished: str) -> Run:
         token_ns=tuple((r["model_ns"], r["policy_ns"]) for r in made),
         problem=run["incomplete"],
         tried=tuple(decode.beam_row_of(r) for r in rows.beams),
+        owner=run["owner"],
     )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from glassbox.beam import BeamRow, Beams
@@ -56,6 +57,7 @@ class Run:
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
     tried: tuple[BeamRow, ...] = ()  # the candidates of a beam search, step by step
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
+    owner: str = field(default="", compare=False, repr=False)  # the process that recorded it
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
     opened: Opened | None = field(default=None, compare=False, repr=False)  # its model, where that is at hand
     opening: ClassVar[Callable[..., Opened] | None] = None  # opens a model by name, with its kv; api.py sets it
@@ -199,6 +201,15 @@ class Run:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
         return run_to_dict(self)
 
+    def export(self, to: str, path: str | Path) -> Path:
+        """Write it to a file or folder that is not there yet; to: a format of trace/export. Returns the path.
+
+        Raises ParameterError, GlassboxError where something is missing, and OSError; then nothing is left behind.
+        """
+        from glassbox.trace.export import Source, export
+
+        return export([Source(self)], to, Path(path))[0]
+
     def __repr__(self) -> str:
         counts = f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens"
         stop = self.stop_reason
@@ -301,6 +312,7 @@ class Recorder:
             level=self.level,
             tried=tuple(self._tried),
             problem=self.problem,
+            owner=self._begin.owner,
             recorded=self._journal is not None and self._writer is not None and self._journal.kept,
         )
 

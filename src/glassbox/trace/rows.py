@@ -46,10 +46,17 @@ LEDGER = _columns(
 )
 CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
 BEAM = _columns("step i grp beam parent id logprob score state bytes text")
+TENSOR = _columns("pos point dtype shape data digest")
 
 
 # How many of these there were before columns came to be added behind them.
 _POSITION_ONCE, _ENDED_ONCE = POSITION.index("drafted") + 1, ENDED.index("error") + 1
+
+
+def insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
+    """The statement that puts a row into a table; of all but `run`, the key of the run comes first."""
+    names = ("run", *columns) if table != "run" else columns
+    return f"{verb} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 def dumps(value: object) -> str:

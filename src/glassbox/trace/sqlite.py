@@ -131,7 +131,7 @@ def _schema() -> str:
 
 
 @cache
-def _columns() -> list[tuple[str, str, str, str | None]]:
+def columns() -> list[tuple[str, str, str, str | None]]:
     """(table, column, type, default) of everything in the schema."""
     with closing(sqlite3.connect(":memory:")) as new:
         new.executescript(_schema())
@@ -141,12 +141,20 @@ def _columns() -> list[tuple[str, str, str, str | None]]:
 
 def _missing_columns(conn: sqlite3.Connection) -> list[str]:
     """The ALTERs that bring a store of this version up to date: columns may be added within a version."""
-    had = {t: {row[1] for row in conn.execute(f"PRAGMA table_info({t})")} for t in {t for t, *_ in _columns()}}
+    had = {t: {row[1] for row in conn.execute(f"PRAGMA table_info({t})")} for t in {t for t, *_ in columns()}}
     return [
         f"ALTER TABLE {table} ADD COLUMN {name} {kind}" + (f" NOT NULL DEFAULT {default}" if default else "")
-        for table, name, kind, default in _columns()
+        for table, name, kind, default in columns()
         if had[table] and name not in had[table]
     ]
+
+
+def in_memory() -> sqlite3.Connection:
+    """An empty store that is nowhere; `serialize()` gives the bytes of its file."""
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    conn.row_factory = sqlite3.Row
+    conn.executescript(f"{_schema()}; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};")
+    return conn
 
 
 def has_table(conn: sqlite3.Connection, name: str) -> bool:

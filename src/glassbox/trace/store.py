@@ -120,8 +120,8 @@ class Store:
         Raises RunNotFound (AmbiguousRun where several begin so), and StoreError where the run is damaged;
         `verify=False` shows a damaged run as far as it can be read.
         """
-        rows = self._rows(run_id)
-        found = _damage(rows) if verify else None
+        rows = self.rows(run_id)
+        found = damage_of(rows) if verify else None
         if found is None:
             try:
                 return run_of(rows, self._unfinished(rows.run["owner"]))
@@ -131,7 +131,12 @@ class Store:
 
     def verify(self, run_id: str = LAST) -> Damage | None:
         """The first row of the run that is not as it was written, or None. Raises RunNotFound, StoreError."""
-        return _damage(self._rows(run_id))
+        return damage_of(self.rows(run_id))
+
+    def rows(self, run_id: str = LAST, *, tensors: bool = False) -> Rows:
+        """The run as it lies there, verified by nobody. Raises RunNotFound, StoreError."""
+        with self._reading() as conn:
+            return fetch(conn, self._find(conn, run_id), tensors=tensors)
 
     def flush(self) -> bool:
         """Wait until all that was recorded so far has been written, or has failed to be."""
@@ -160,10 +165,6 @@ class Store:
             raise StoreError(str(self.path), "was opened before this process was forked: open it here again")
         if self._closed:
             raise StoreError(str(self.path), "is closed")
-
-    def _rows(self, name: str) -> Rows:
-        with self._reading() as conn:
-            return fetch(conn, self._find(conn, name))
 
     def _find(self, conn: sqlite3.Connection, name: str) -> sqlite3.Row:
         path = str(self.path)
@@ -221,7 +222,8 @@ class Store:
         return "running" if is_alive(who, self.path) else "interrupted"
 
 
-def _damage(rows: Rows) -> Damage | None:
+def damage_of(rows: Rows) -> Damage | None:
+    """The first row that is not as it was written, whatever values the rows may have."""
     try:
         return damage(rows)
     except UNREADABLE as exc:

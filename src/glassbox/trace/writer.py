@@ -16,7 +16,7 @@ from pathlib import Path
 
 from glassbox.errors import StoreError
 from glassbox.trace.journal import Begin, End, Item, Journal
-from glassbox.trace.sqlite import explain
+from glassbox.trace.sqlite import BROKEN, explain
 
 PAUSE_S = 0.05  # rows wait this long for company, so each is committed within 100 ms
 RETRY_S = 1.0
@@ -35,6 +35,7 @@ class Writer:
         self._hurry = threading.Event()
         self._conn: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None  # as it was when last seen
+        self._schema = 0
         self._pid = os.getpid()
         self._work: dict[Journal, None] = {}  # those with rows that wait, in order of arrival
         self._closed = False
@@ -148,6 +149,7 @@ class Writer:
     def _connection(self) -> sqlite3.Connection:
         if self._conn is None:
             self._conn = self._connect()
+            self._schema = self._conn.execute("PRAGMA schema_version").fetchone()[0]
             self._file = os.stat(self._path)
         self._check_file()
         return self._conn
@@ -162,9 +164,19 @@ class Writer:
             raise _Gone("the store was removed") from exc
         if (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino):
             raise _Gone("the store was replaced by another file")
-        if found.st_size < known.st_size:  # we never delete, so it only grows
+        if found.st_size < known.st_size and not self._was_purged():  # nothing else makes it smaller
             raise _Gone("the store was truncated")
         self._file = found
+
+    def _was_purged(self) -> bool:
+        """Whether the file was built anew since this was last asked: SQLite's VACUUM raises the schema's number."""
+        assert self._conn is not None
+        before = self._schema
+        try:
+            self._schema = self._conn.execute("PRAGMA schema_version").fetchone()[0]
+        except BROKEN:
+            return False
+        return self._schema != before
 
 
 class _Gone(StoreError):
