@@ -172,7 +172,7 @@ def test_a_beams_steps_can_be_recomputed_alone() -> None:
     assert [s.logits_hash for s in run.steps] == [logits_hash(row) for row in logits]
 
 
-def test_c14_04_length_and_sum_both_count_the_end() -> None:
+def test_length_and_sum_both_count_the_end() -> None:  # C14-04
     """[a, b, EOS] with -0.5 -0.5 -0.2 is -0.4, and [a, b, c] with -0.5 -0.5 -0.25 is -0.41667: the first wins."""
     rows = (
         BeamRow(0, 0, 0, 0, None, 10, -0.5, -0.5, "live"),
@@ -187,7 +187,7 @@ def test_c14_04_length_and_sum_both_count_the_end() -> None:
     assert "counted in both" in found.to_dict()["rule"]
 
 
-def test_c14_05_every_candidate_names_its_parent() -> None:
+def test_every_candidate_names_its_parent() -> None:  # C14-05
     """With three endings a group looks at four candidates a beam, and a beam may give more than the width of them."""
     case = "llama-a"
     prompt = tiny_weights.ids_of(case, 100)[:8]
@@ -208,7 +208,7 @@ def test_c14_05_every_candidate_names_its_parent() -> None:
     assert most > 4
 
 
-def test_c14_06_the_policy_holds_in_every_beam() -> None:
+def test_the_policy_holds_in_every_beam() -> None:  # C14-06
     case = "llama-a"
     prompt = tiny_weights.ids_of(case, 100)[:8]
     plain = searched(tiny(case), prompt, Beam(3))

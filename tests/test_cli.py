@@ -75,7 +75,8 @@ def test_trace_json_is_the_contract(cli: Cli) -> None:
         "policy", "fingerprint", "steps",
     } <= set(got)  # fmt: skip
     assert got["prompt_ids"] == [1, 2] and got["prompt_text"] == "ab" and got["seed"] == 7
-    assert got["usage"] == {"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 4}
+    counts = {"prompt_tokens": 2, "cached_tokens": 0, "completion_tokens": 4}
+    assert got["usage"] == counts | {"submitted_tokens": 2, "dropped": 0}
     assert [s["step"] for s in got["steps"]] == [0, 1, 2, 3]
     assert "".join(s["text"] for s in got["steps"]) == got["text"]
     for s in got["steps"]:

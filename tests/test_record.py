@@ -283,7 +283,8 @@ def test_json_contract() -> None:
     assert told["prompt_ids"] == [100, 101, 102, 103, 104, 105]
     assert told["text"] == "the text as delivered"
     assert (told["finish_reason"], told["stop_reason"]) == ("stop", {"kind": "stop_string", "text": "\n\n"})
-    assert told["usage"] == {"prompt_tokens": 6, "cached_tokens": 2, "completion_tokens": 4}
+    counts = {"prompt_tokens": 6, "cached_tokens": 2, "completion_tokens": 4}
+    assert told["usage"] == counts | {"submitted_tokens": 6, "dropped": 0}
     assert told["seed"] == 18446744073709551613
     assert Policy.from_dict(told["policy"]) == run.policy
     assert told["fingerprint"] == PROVENANCE.engine
@@ -333,6 +334,8 @@ def test_without_a_store_the_run_is_all_the_same() -> None:
         "prompt_tokens": 6,
         "cached_tokens": None,
         "completion_tokens": 0,
+        "submitted_tokens": 6,
+        "dropped": 0,
     }
     recorder.prompt(make_prompt(request)[:3])
     recorder.step(make_step(0, request))

@@ -20,7 +20,7 @@ from glassbox.errors import ParameterError, PromptError
 from glassbox.generation import Generation, Provenance, Request
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
-from glassbox.opening import chat_of, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
+from glassbox.opening import chat_of, cut_ids, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
 from glassbox.passes import passes_for
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
@@ -32,6 +32,7 @@ from glassbox.text.absent import NoTokenizer
 from glassbox.text.exactly import exact_ids
 from glassbox.text.template import ChatTemplate
 from glassbox.text.tokenizer import Encoding, Tokenizer
+from glassbox.text.truncate import cut_messages, cut_text, kept, room_for, to_drop
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
@@ -191,7 +192,7 @@ class Model:
         self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
         policy: Policy | None = None, seed: int | None = None, max_tokens: int | None = MAX_TOKENS,
         stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), include_stop: bool = False,
-        ignore_eos: bool = False, prompt_logprobs: bool = False,
+        ignore_eos: bool = False, prompt_logprobs: bool = False, truncate: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text",
@@ -210,6 +211,8 @@ class Model:
         ends. stop: strings; stop_ids: ids. Which of several ends it is in stop.py; include_stop: the text keeps it.
         prompt_logprobs: how likely each id of the prompt was (`run.prompt[i].logprob`, nats, None for the first): all
         of the prompt is computed for that, as with reuse=False.
+        truncate: a prompt that leaves no room for max_tokens, or a quarter of the context if that is less, loses its
+        oldest messages (not the system's, nor the last), or its oldest ids; `run.usage` and `run.request.cut` say what.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
         speculate: check guessed ids in one pass (changes no id; not where a policy needs more passes of the model).
         time_limit: seconds after which it ends.
@@ -222,7 +225,17 @@ class Model:
         vocab_size = self.model.vocab_size
         text, talk, listed = check.one_prompt(prompt, messages, ids, vocab_size)
         options = check.chat_options(chat, messages=talk is not None)
-        encoding, clock, template = self._encoded(text, talk, listed, check.clock("now", now), options)
+        now = check.clock("now", now) or datetime.now()
+        encoding, clock, template = self._encoded(text, talk, listed, now, options)
+        most, cut = check.token_limit(max_tokens, self.context), None
+        room = room_for(self.context, most)
+        if check.flag("truncate", truncate) and len(encoding) > room:
+            encode = partial(self._chat, now=now, options=options)
+            if talk is None:
+                encoding, cut = (cut_text if listed is None else cut_ids)(encoding, self.tokenizer, room)
+            elif out := to_drop(talk, lambda some: len(encode(some)[0]), room, self.context):
+                rest, clock, _ = encode(kept(talk, out))
+                encoding, cut = cut_messages(encoding, rest, talk, out)
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
         ends = check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)
@@ -237,7 +250,7 @@ class Model:
             encoding=encoding,
             policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
-            max_tokens=check.token_limit(max_tokens, self.context),
+            max_tokens=most,
             sequence=whole("sequence", sequence, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
             group=None if group is None else check.string("group", group),
             beam=beam,
@@ -251,6 +264,7 @@ class Model:
             prompt_logprobs=rows,
             time_limit=check.seconds("time_limit", time_limit),
             messages=talk,
+            cut=cut,
             chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
         )

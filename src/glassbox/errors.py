@@ -68,8 +68,8 @@ class TemplateError(GlassboxError):
 class ContextOverflow(GlassboxError):
     """More tokens than the context holds. Attributes: tokens, limit."""
 
-    def __init__(self, tokens: int, limit: int) -> None:
-        super().__init__(f"the prompt has {tokens} tokens, but the context holds {limit}")
+    def __init__(self, tokens: int, limit: int, what: str = "the prompt") -> None:
+        super().__init__(f"{what} has {tokens} tokens, but the context holds {limit}")
         self.tokens, self.limit = tokens, limit
 
 

@@ -28,6 +28,7 @@ from glassbox.policy.judge import judge
 from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
+from glassbox.text.truncate import Cut
 from glassbox.types import F32, Sums
 
 CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
@@ -54,9 +55,15 @@ class Request:
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
     prompt_logprobs: bool = False  # how likely each id of the prompt was; all of it is computed for that
     time_limit: float | None = None  # seconds from arrival
-    messages: tuple[Mapping[str, Any], ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None  # all of them, those left out too
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
+    cut: Cut | None = None  # what was left out of the prompt to fit; then the encoding is of the rest
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
+
+    @property
+    def dropped(self) -> int:
+        """How many ids the prompt was cut by."""
+        return self.cut.dropped if self.cut else 0
 
     @property
     def width(self) -> int:
@@ -118,6 +125,12 @@ class Usage:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    dropped: int = 0  # ids of the prompt that were left out to fit
+
+    @property
+    def submitted_tokens(self) -> int:
+        """Of the prompt as it was given."""
+        return self.prompt_tokens + self.dropped
 
     @property
     def evaluated_tokens(self) -> int:
@@ -342,7 +355,7 @@ class Generation:
         now = time.perf_counter_ns()
         arrived, started = self._arrived, self._started if self._started is not None else now
         first, last = (None if t is None else t - arrived for t in (self._first_token, self._last_token))
-        usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
+        usage = Usage(len(self.request.encoding.ids), self.cached, self.steps, self.request.dropped)
         timings = Timings(started - arrived, first, now - arrived, last)
         self.outcome = Outcome(ending, "".join(self._text), usage, timings, self._reuse_told())
 

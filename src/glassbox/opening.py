@@ -10,7 +10,7 @@ from typing import Any
 from glassbox import arguments as check
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import PrefixStore
-from glassbox.errors import Unsupported
+from glassbox.errors import ContextOverflow, Unsupported
 from glassbox.model.bigram import METADATA
 from glassbox.model.model import AnyModel
 from glassbox.provenance import folder_metadata
@@ -19,6 +19,7 @@ from glassbox.text.segments import Segment
 from glassbox.text.template import ChatTemplate
 from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Encoding, Tokenizer
+from glassbox.text.truncate import Cut, first_of, with_dropped
 from glassbox.weights.gguf import Gguf
 from glassbox.weights.hf import Folder, eos_ids, has_tokenizer
 from glassbox.weights.opening import open_checkpoint
@@ -113,3 +114,14 @@ def encoding_of(ids: Sequence[int], tokenizer: Tokenizer) -> Encoding:
         ids=tuple(int(i) for i in ids), spans=tuple(spans), kinds=kinds, segments=(0,) * len(ids),
         segment_list=(Segment("ids", None, text, trusted=True),), text=text,
     )  # fmt: skip
+
+
+def cut_ids(encoding: Encoding, tokenizer: Tokenizer, room: int) -> tuple[Encoding, Cut]:
+    """The encoding of ids without the oldest of them, which a BOS that the tokenizer adds is not. Raises
+    ContextOverflow."""
+    ids, first, cut = encoding.ids, first_of(encoding.ids, tokenizer), Cut(len(encoding), len(encoding) - room)
+    end = first + cut.dropped
+    if end >= len(ids):
+        raise ContextOverflow(len(ids), room)
+    rest = encoding_of((*ids[:first], *ids[end:]), tokenizer)
+    return with_dropped(rest, encoding_of(ids[first:end], tokenizer).text, cut), cut

@@ -12,11 +12,7 @@ from typing import TextIO
 
 import typer
 
-<<<<<<< HEAD
-from glassbox.cli import bench, diff, explain, models, policy, replay, runs, score, tokenize, trace
-=======
-from glassbox.cli import bench, export, models, policy, purge, runs, score, tokenize, trace
->>>>>>> export/export
+from glassbox.cli import bench, diff, explain, export, models, policy, purge, replay, runs, score, tokenize, trace
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -34,16 +30,13 @@ app.command("trace")(policy.with_flags(trace.trace))
 app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
-<<<<<<< HEAD
 app.command("replay")(replay.replay)
 app.command("tensor")(replay.tensor)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
-=======
 app.command("export")(export.export)
 app.command("import")(export.import_runs)
 app.command("purge")(purge.purge)
->>>>>>> export/export
 app.command("tokenize")(tokenize.tokenize)
 app.command("score")(score.score)
 app.command("pull")(models.pull_model)

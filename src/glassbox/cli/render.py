@@ -103,8 +103,9 @@ def summary(out: Out, run: Run) -> None:
     out.field("stop     ", ending(run), "")
     u, drafted = run.usage, sum(s.drafted for s in run.steps)
     guessed = f", {drafted} of them guessed (+)" if drafted else ""
-    used = f"{u.prompt_tokens} prompt ({u.cached_tokens} cached) + {u.completion_tokens} completion tokens{guessed}"
-    out.field("usage    ", used, "")
+    cut = f", {u.dropped} of {u.submitted_tokens} dropped" if u.dropped else ""
+    used = f"{u.prompt_tokens} prompt ({u.cached_tokens} cached{cut}) + {u.completion_tokens} completion tokens"
+    out.field("usage    ", used + guessed, "")
     if run.outcome and run.outcome.reuse:
         out.field("cache    ", run.outcome.reuse, "")
     out.field("time     ", times(run), "")

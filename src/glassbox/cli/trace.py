@@ -74,6 +74,9 @@ def trace(
     ),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
+    truncate: bool = typer.Option(
+        False, "--truncate", help="Leave out the oldest messages, or tokens, of a prompt that is too long."
+    ),
     prompt_logprobs: bool = typer.Option(
         False, "--prompt-logprobs", help="How likely each token of the prompt was; computes all of it."
     ),
@@ -117,6 +120,7 @@ def trace(
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
         reuse=not no_reuse, level=level, retain=retain, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
+        truncate=truncate,
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)

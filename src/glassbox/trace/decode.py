@@ -14,6 +14,7 @@ from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding
+from glassbox.text.truncate import Cut
 from glassbox.trace.encode import TOP
 from glassbox.trace.rows import PROVENANCE, PolicySteps, dumps
 
@@ -46,6 +47,8 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
     options = {name: value for name, value in json.loads(run["options"]).items() if name != KV}
     if "beam" in options:
         options["beam"] = Beam(**options["beam"])
+    if "cut" in options:
+        options["cut"] = Cut(**options["cut"] | {"messages": tuple(options["cut"]["messages"])})
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -141,7 +144,7 @@ def beam_row_of(r: Get) -> BeamRow:
     )  # fmt: skip
 
 
-def outcome_of(run: Get) -> Outcome | None:
+def outcome_of(run: Get, dropped: int = 0) -> Outcome | None:
     """None while it runs, and when it failed or was cut off."""
     if run["stop_kind"] is None:
         return None
@@ -149,7 +152,7 @@ def outcome_of(run: Get) -> Outcome | None:
     return Outcome(
         Ending(run["stop_kind"], detail),
         run["text"] or "",
-        Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]),
+        Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"], dropped),
         Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"], run["last_token_ns"]),
         run["reuse_why"],
     )

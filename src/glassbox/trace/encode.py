@@ -54,6 +54,8 @@ def asked_row(
         more["group"] = request.group
     if request.beam is not None:
         more["beam"] = request.beam.to_dict()
+    if request.cut is not None:
+        more["cut"] = asdict(request.cut)
     more["kv"] = provenance.kv
     known = {
         "id": run_id,

@@ -21,7 +21,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
     The seed is an integer of up to 64 bits. Python reads it whole; JavaScript needs a parser with BigInt.
     """
     r, text = run.request, run.retain == "text"
-    usage = asdict(run.usage)
+    usage = asdict(run.usage) | {"submitted_tokens": run.usage.submitted_tokens}
     if run.outcome is None and not run.prompt:
         usage["cached_tokens"] = None  # nobody has looked yet
     result = {
@@ -56,6 +56,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "prompt_logprobs": r.prompt_logprobs,
         "reuse_why": run.outcome.reuse if run.outcome and run.retain != "none" else None,
         "messages": None if r.messages is None else list(r.messages),
+        "dropped_messages": list(r.cut.messages) if r.cut else [],
         "chat": None if r.chat is None or not text else dict(r.chat),
         "sources": dict(r.sources),
         "group": r.group,

@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any
 
 from glassbox.errors import GlassboxError, NotReproduced
-from glassbox.generation import Provenance
+from glassbox.generation import Provenance, Request
 from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Tokenizer
+from glassbox.text.truncate import DROPPED, first_of, kept
 from glassbox.trace.again import Opened
 from glassbox.trace.record import Run
 from glassbox.version import VERSION
@@ -70,11 +71,12 @@ def prompt_mismatches(run: Run, opened: Opened) -> tuple[Mismatch, ...]:
     r, found = run.request, list[Mismatch]()
     try:
         if r.messages is not None and r.chat is not None:
-            digest, ids = _rendered(opened.tokenizer, r.messages, r.chat, run.provenance.clock)
+            messages = kept(r.messages, r.cut.messages if r.cut else ())
+            digest, ids = _rendered(opened.tokenizer, messages, r.chat, run.provenance.clock)
             if digest != run.provenance.template_sha256:
                 found.append(Mismatch("template", str(run.provenance.template_sha256), digest))
         elif any(s.origin == "prompt" for s in r.encoding.segment_list):
-            ids = opened.tokenizer.encode(r.encoding.text).ids
+            ids = _encoded(opened.tokenizer, r)
         else:
             return ()
     except GlassboxError as e:
@@ -97,6 +99,14 @@ def _rendered(
         add_generation_prompt=bool(chat.get("add_generation_prompt")),
     )  # fmt: skip
     return template.digest, tuple(tokenizer.encode_segments(rendered.segments).ids)
+
+
+def _encoded(tokenizer: Tokenizer, r: Request) -> tuple[int, ...]:
+    """The ids of a text, cut as it was."""
+    dropped = "".join(s.text for s in r.encoding.segment_list if s.origin == DROPPED)
+    ids = tokenizer.encode(dropped + r.encoding.text).ids
+    first = first_of(ids, tokenizer) if r.cut else 0
+    return (*ids[:first], *ids[first + r.dropped :])
 
 
 def _first_difference(recorded: tuple[int, ...], found: tuple[int, ...]) -> tuple[str, str]:

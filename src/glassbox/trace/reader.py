@@ -125,7 +125,7 @@ def run_of(rows: Rows, unfinished: str) -> Run:
     prompt = [r for r in rows.positions if r["step"] is None]
     made = [r for r in rows.positions if r["step"] is not None]
     request = decode.request_of(run, rows.segments, prompt)
-    outcome = decode.outcome_of(run)
+    outcome = decode.outcome_of(run, request.dropped)
     measured = [decode.prompt_token_of(r) for r in prompt if r["kv"] is not None]
     cached = sum(token.kv == "reused" for token in measured)
     return Run.from_parts(
@@ -141,7 +141,7 @@ def run_of(rows: Rows, unfinished: str) -> Run:
         outcome,
         created_ms=run["created"],
         status="done" if outcome else run["finish_reason"] or unfinished,
-        usage=outcome.usage if outcome else Usage(run["prompt_tokens"], cached, len(made)),
+        usage=outcome.usage if outcome else Usage(run["prompt_tokens"], cached, len(made), request.dropped),
         error=run["error"],
         failed=decode.failed_of(run),
         level=run["level"],

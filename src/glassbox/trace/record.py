@@ -79,7 +79,7 @@ class Run:
         """A run from its pieces; usage and token times are derived where they are not given."""
         if "usage" not in more:
             cached = sum(token.kv == "reused" for token in prompt)
-            counted = Usage(len(request.encoding.ids), cached, len(steps))
+            counted = Usage(len(request.encoding.ids), cached, len(steps), request.dropped)
             more["usage"] = counted if outcome is None else outcome.usage
         more.setdefault("token_ns", tuple((s.model_ns, s.policy_ns) for s in steps))
         return cls(run_id, created_ms, status, request, provenance, tuple(prompt), tuple(steps), outcome, **more)
