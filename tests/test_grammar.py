@@ -251,7 +251,8 @@ def test_wrong_grammars_are_refused_with_the_place() -> None:
         ({"regex": "("}, "regex"), ({"gbnf": 'a ::= "b"'}, "root"), ({"json_schema": "[1]"}, "JSON object"),
         ({"json_schema": '{"type": "object", "type": "array"}'}, "twice"), ({"json_schema": '{"minimum": NaN}'}, "NaN"),
         ({"lark": "start: nothing"}, "nothing"), ({"gbnf": "root ::= root"}, "no text"),
-        ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"),
+        ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"), ({"regex": "[a"}, "unclosed character class"),
+        ({"regex": "a(?!b)"}, "look-around"), ({"lark": "start: /a{3,1}/"}, "the start must be <= the end"),
     ]:  # fmt: skip
         with pytest.raises(GrammarError) as caught:
             guide(given)

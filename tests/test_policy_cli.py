@@ -71,6 +71,7 @@ def test_every_parameter_has_a_flag() -> None:
         (["--preset", "ollama"], "preset 'ollama' is not supported"),
         (["--preset", "tgi", "--min-p", "0.1"], "min_p is 0.1, but must be left out: preset tgi has only"),
         (["--steps", "top_k,magic"], "order is 'magic'"),
+        (["--steps", "top_k,min_p,top_k"], "must be without a step twice: top_k"),
         (["--steps", "top_k", "--top-p", "0.5"], "top_p is 0.5, but must be left out"),
         (["--top-k", "x"], "top_k is 'x', but must be a whole number"),
         (["--typical-p", "2"], "typical_p is 2.0"),
@@ -117,6 +118,18 @@ def test_a_trace_records_what_ran(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert [s["ledger"] for s in again["steps"]] == [s["ledger"] for s in got["steps"]]
     shown = json.loads(told(capsys, "show", got["run_id"], "--json", "--store", str(tmp_path / "runs.db")))
     assert shown["policy"] == got["policy"] and shown["steps"] == got["steps"]
+
+
+def test_each_value_names_its_own_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    common = ["trace", "ab", "--model", "bigram", "--max-tokens", "1", "--seed", "5", "--store", str(tmp_path / "r.db")]
+    flags = ["--dynatemp-range", "0.3", "--min-keep", "2", "--banned-text", "c", "--min-p", "0.1", "--eos-ids", "0"]
+    said = " ".join(told(capsys, *common, *flags, "--min-tokens", "1").split())
+    for words in (
+        "policy banned_sequences ((3,),) (flag) → min_tokens 1 eos_ids (0,) (flag) → temperature 0.8 (default)",
+        "temperature 0.8 (default) dynatemp_range 0.3 (flag) → top_p 0.95 (default) min_keep 2 (flag) →",
+        "→ min_p 0.1 min_keep 2 (flag) seed",
+    ):
+        assert words in said
 
 
 def test_only_the_steps_named_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
