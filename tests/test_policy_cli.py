@@ -30,6 +30,19 @@ def test_it_prints_the_order_and_each_formula(capsys: pytest.CaptureFixture[str]
     assert lines[at + 1].strip() == "z_i <- (logit_i - max) / T" and "Ackley" in lines[at + 2]
 
 
+def test_it_fits_the_screen_and_loses_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for preset in ("glassbox", "llama.cpp"):
+            text = told(capsys, "policy", "--preset", preset)
+            assert max(map(len, text.splitlines())) <= width
+            got = json.loads(told(capsys, "policy", "--preset", preset, "--json"))
+            for words in (*(s[part] for s in got["steps"] for part in ("formula", "source")), *got["notes"]):
+                assert "".join(words.split()) in "".join(text.split())
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     got = json.loads(told(capsys, "policy", "--steps", "top_k,temperature", "--top-k", "3", "--json"))
     assert Policy.from_dict(got["policy"]) == Policy(top_k=3, order=("top_k", "temperature"))
@@ -130,6 +143,12 @@ def test_each_value_names_its_own_source(capsys: pytest.CaptureFixture[str], tmp
         "→ min_p 0.1 min_keep 2 (flag) seed",
     ):
         assert words in said
+
+
+def test_a_negative_prompt_that_nothing_uses_is_named_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["trace", "ab", "--model", "no such model", "--negative-prompt", "a cat"]
+    err = told(capsys, *command, code=2)
+    assert "negative_prompt is 'a cat', but must be left out: guidance_scale is 1" in err and err.count("\n") == 1
 
 
 def test_only_the_steps_named_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def trace(
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
     if negative_prompt is not None and "negative_ids" in flags:
         raise ParameterError("negative_prompt", negative_prompt, "left out where negative_ids is given")
+    if negative_prompt is not None and policy_of(flags).guidance_scale == 1.0:
+        raise ParameterError("negative_prompt", negative_prompt, "left out: guidance_scale is 1, which is off")
     if raw and system is not None:
         raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
     chat = chat_flags(messages, tools, template, template_arg, continue_final)
