@@ -43,7 +43,9 @@ NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
 
 
 def trace(
-    prompt: str = typer.Argument(None, help="What to say to the model. - reads it from standard input."),
+    prompt: str = typer.Argument(
+        None, metavar="PROMPT", help="What to say to the model. - reads it from standard input."
+    ),
     model: str = ModelOption,
     system: str = typer.Option(None, "--system", metavar="TEXT", help="A system message before the prompt."),
     messages: str = MessagesOption,
