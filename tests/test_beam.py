@@ -241,6 +241,12 @@ def test_stops_are_those_of_any_sequence() -> None:
     assert full.stop_reason == {"kind": "context_end", "limit": 64} and len(full.ids) == 4
 
 
+def test_each_token_knows_where_its_text_lies() -> None:
+    """Of every hypothesis, in characters of prompt and output: each token of this model is one."""
+    run = glassbox.load("bigram").beam_search("ab", beam=Beam(3), max_tokens=5)
+    assert [s.text_offset for s in run.steps] == [2, 3, 4, 5, 6] and len(run.text) == 5
+
+
 def test_what_was_found_is_kept_when_time_is_up() -> None:
     model = tiny("llama-a")
     stream = model.stream(ids=[1, 2, 3], beam=Beam(3, returned=2), max_tokens=50, time_limit=1e-9)

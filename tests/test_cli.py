@@ -540,9 +540,22 @@ def test_help_speaks_of_what_there_is(cli: Cli) -> None:
     assert "replay" not in out and "--time-limit" in out and "--speculate" in out
     assert "Print a JSON array" in cli("runs", "--help")[0]
     table = (Path(__file__).parent.parent / "README.md").read_text().partition("## The command line")[2]
-    for command in ("trace", "runs", "show", "replay", "tensor", "tokenize", "score", "bench"):
-        flags = set(re.findall(r"--[a-z][a-z-]+", cli(command, "--help")[0])) - {"--help", "--limit"}
+    for command in re.findall(r"^  ([a-z-]+) ", cli("--help")[0].partition("Commands:")[2], re.MULTILINE):
+        text, _ = cli(command, "--help")
+        flags = set(re.findall(r"--[a-z][a-z-]+", text.partition("Options:")[2])) - {"--help", "--limit"}
         assert not [flag for flag in flags if f"{flag}" not in table]
+        assert f"glassbox {command}" in table and max(map(len, text.splitlines())) <= 80
+        given = re.findall(
+            r"[\[{](\w+)[\]}]", text.partition("\n")[0]
+        )  # what stands without a flag, as the table writes it
+        assert given == [name.upper() for name in given]
+
+
+def test_samples_show_the_prompts_logprobs_once(cli: Cli) -> None:
+    alone, _ = cli.stored("trace", "abc", *BIGRAM, "--prompt-logprobs")
+    both, _ = cli.stored("trace", "abc", *BIGRAM, "--prompt-logprobs", "--n", "2")
+    shown = alone.partition("prompt logprobs\n")[2].partition("\n\n")[0]
+    assert shown and both.count(f"prompt logprobs\n{shown}\n") == 1
 
 
 STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -52,6 +52,20 @@ def test_any_bytes_decode_as_at_once(data: bytes, at: int) -> None:
     assert sent + "".join(stream(BYTES, ids[at:], prompt=ids[:at])) == data.decode("utf-8", "replace")
 
 
+@settings(max_examples=300, derandomize=True)
+@given(st.binary(max_size=12), st.integers(0, 12))
+def test_a_fork_goes_on_where_it_was(data: bytes, at: int) -> None:
+    """Text and offsets are those of one that was never forked, and neither of the two moves the other."""
+    tokens = {BYTES.vocab.bytes_of(t): t for t in range(len(BYTES.vocab)) if BYTES.vocab.kind_of(t) == "normal"}
+    ids = [tokens[bytes([b])] for b in data]
+    alone, first = BYTES.detokenizer(), BYTES.detokenizer()
+    told = [(alone.feed(i), alone.offset) for i in ids]
+    assert [(first.feed(i), first.offset) for i in ids[:at]] == told[:at]
+    for twin in (first.fork(), first):
+        assert twin.offset == first.offset
+        assert [(twin.feed(i), twin.offset) for i in ids[at:]] == told[at:]
+
+
 def test_nothing_is_held_that_is_decided() -> None:
     detokenizer = BYTES.detokenizer()
     letters = {BYTES.vocab.bytes_of(t): t for t in range(len(BYTES.vocab))}

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import glassbox
 from glassbox.cli.app import invoke
-from glassbox.defaults import file_values
+from glassbox.defaults import file_values, sources_of_made
 from glassbox.errors import ParameterError
 from glassbox.policy.policy import Policy
 
@@ -125,3 +125,13 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_given_values_are_checked() -> None:
     with pytest.raises(ParameterError, match="top_p is 2"):
         glassbox.load("bigram").default_policy({"top_p": 2})
+
+
+def test_what_the_model_adds_to_a_policy_has_its_source() -> None:
+    asked = Policy(banned_sequences=[[1]], banned_texts=["a"], min_tokens=2)
+    fitted = Policy(banned_sequences=[[1], [0]], min_tokens=2, eos_ids=(7,))
+    sources = {"banned_sequences": "model file", "banned_texts": "flag", "eos_ids": "default", "top_p": "default"}
+    assert sources_of_made(sources, asked, fitted) == sources | {
+        "banned_sequences": "model file and flag", "eos_ids": "model file",
+    }  # fmt: skip
+    assert sources_of_made(sources, fitted, fitted) == sources and sources_of_made({}, asked, fitted) == {}

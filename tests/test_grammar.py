@@ -96,8 +96,8 @@ def test_what_is_no_grammar_is_refused(given: Any) -> None:
     assert caught.value.param == "grammar" and "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
-def test_it_is_first_and_without_a_guide_it_refuses() -> None:
-    assert Policy().order[0] == "grammar"
+def test_it_is_first_of_those_without_further_passes_and_refuses_without_a_guide() -> None:
+    assert Policy().order[:3] == ("dola", "guidance", "grammar")
     with pytest.raises(ParameterError, match="no guide"):
         Policy(grammar={"regex": "a"}).shape([1.0, 2.0])  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="no step 'grammar'"):
@@ -251,7 +251,8 @@ def test_wrong_grammars_are_refused_with_the_place() -> None:
         ({"regex": "("}, "regex"), ({"gbnf": 'a ::= "b"'}, "root"), ({"json_schema": "[1]"}, "JSON object"),
         ({"json_schema": '{"type": "object", "type": "array"}'}, "twice"), ({"json_schema": '{"minimum": NaN}'}, "NaN"),
         ({"lark": "start: nothing"}, "nothing"), ({"gbnf": "root ::= root"}, "no text"),
-        ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"),
+        ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"), ({"regex": "[a"}, "unclosed character class"),
+        ({"regex": "a(?!b)"}, "look-around"), ({"lark": "start: /a{3,1}/"}, "the start must be <= the end"),
     ]:  # fmt: skip
         with pytest.raises(GrammarError) as caught:
             guide(given)
@@ -512,7 +513,7 @@ def test_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert invoke(["policy", "--choice", "a", "--choice", "b", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["policy"]["grammar"] == {"choice": ["a", "b"]}
     assert invoke(["policy", "--json-object"]) == 0
-    assert capsys.readouterr().out.startswith(" 1 on  grammar: grammar json_object\n       p_i = 0 unless the bytes")
+    assert " 3 on  grammar: grammar json_object\n       p_i = 0 unless the bytes" in capsys.readouterr().out
     (tmp_path / "s.json").write_text(json.dumps(A_STRING))
     for given in (str(tmp_path / "s.json"), json.dumps(A_STRING)):
         assert invoke(["policy", "--json-schema", given, "--json"]) == 0
@@ -523,9 +524,10 @@ def test_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ("flags", "words"),
     [
         (["--regex", "a", "--json-object"], "--json-object and --regex"), (["--regex", ""], "some text"),
-        (["--json-schema", "nofile.json"], "no JSON"), (["--grammar", "root ::= ["], "column 10"),
+        (["--json-schema", "nofile.json"], "or a file that there is"), (["--grammar", "root ::= ["], "column 10"),
         (["--regex", "x"], "no text of this vocabulary"), (["--regex", "a", "--preset", "mlx"], "preset mlx has only"),
-        (["--grammar", "."], "grammar"),
+        (["--grammar", "."], "a file that there is"), (["--grammar", "no/file.gbnf"], "a file that there is"),
+        (["--json-schema", "{"], "no JSON"),
     ],
 )  # fmt: skip
 def test_bad_flags_are_one_line(

@@ -30,6 +30,19 @@ def test_it_prints_the_order_and_each_formula(capsys: pytest.CaptureFixture[str]
     assert lines[at + 1].strip() == "z_i <- (logit_i - max) / T" and "Ackley" in lines[at + 2]
 
 
+def test_it_fits_the_screen_and_loses_no_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for width in (80, 40):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for preset in ("glassbox", "llama.cpp"):
+            text = told(capsys, "policy", "--preset", preset)
+            assert max(map(len, text.splitlines())) <= width
+            got = json.loads(told(capsys, "policy", "--preset", preset, "--json"))
+            for words in (*(s[part] for s in got["steps"] for part in ("formula", "source")), *got["notes"]):
+                assert "".join(words.split()) in "".join(text.split())
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     got = json.loads(told(capsys, "policy", "--steps", "top_k,temperature", "--top-k", "3", "--json"))
     assert Policy.from_dict(got["policy"]) == Policy(top_k=3, order=("top_k", "temperature"))
@@ -71,6 +84,7 @@ def test_every_parameter_has_a_flag() -> None:
         (["--preset", "ollama"], "preset 'ollama' is not supported"),
         (["--preset", "tgi", "--min-p", "0.1"], "min_p is 0.1, but must be left out: preset tgi has only"),
         (["--steps", "top_k,magic"], "order is 'magic'"),
+        (["--steps", "top_k,min_p,top_k"], "must be without a step twice: top_k"),
         (["--steps", "top_k", "--top-p", "0.5"], "top_p is 0.5, but must be left out"),
         (["--top-k", "x"], "top_k is 'x', but must be a whole number"),
         (["--typical-p", "2"], "typical_p is 2.0"),
@@ -117,6 +131,24 @@ def test_a_trace_records_what_ran(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert [s["ledger"] for s in again["steps"]] == [s["ledger"] for s in got["steps"]]
     shown = json.loads(told(capsys, "show", got["run_id"], "--json", "--store", str(tmp_path / "runs.db")))
     assert shown["policy"] == got["policy"] and shown["steps"] == got["steps"]
+
+
+def test_each_value_names_its_own_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    common = ["trace", "ab", "--model", "bigram", "--max-tokens", "1", "--seed", "5", "--store", str(tmp_path / "r.db")]
+    flags = ["--dynatemp-range", "0.3", "--min-keep", "2", "--banned-text", "c", "--min-p", "0.1", "--eos-ids", "0"]
+    said = " ".join(told(capsys, *common, *flags, "--min-tokens", "1").split())
+    for words in (
+        "policy banned_sequences ((3,),) (flag) → min_tokens 1 eos_ids (0,) (flag) → temperature 0.8 (default)",
+        "temperature 0.8 (default) dynatemp_range 0.3 (flag) → top_p 0.95 (default) min_keep 2 (flag) →",
+        "→ min_p 0.1 min_keep 2 (flag) seed",
+    ):
+        assert words in said
+
+
+def test_a_negative_prompt_that_nothing_uses_is_named_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["trace", "ab", "--model", "no such model", "--negative-prompt", "a cat"]
+    err = told(capsys, *command, code=2)
+    assert "negative_prompt is 'a cat', but must be left out: guidance_scale is 1" in err and err.count("\n") == 1
 
 
 def test_only_the_steps_named_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

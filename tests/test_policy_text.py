@@ -103,7 +103,8 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     got = json.loads(capsys.readouterr().out)
     assert got["policy"]["logit_bias"] == [[ids["a"][0], -1.5], [3, 2.0], [list(ids["ab"]), 9.0]]
     assert got["policy"]["banned_sequences"] == [list(ids["b"])] and got["policy"]["banned_texts"] == []
-    assert got["sources"]["logit_bias"] == got["sources"]["banned_texts"] == "flag"
+    for name in ("logit_bias", "banned_texts", "banned_sequences"):
+        assert got["sources"][name] == "flag"
     assert all(s["id"] != ids["b"][0] for s in got["steps"])
     for flag, error in (("ab", "bias_text is ['ab'], but must be of the form TEXT=B"), ("=1", "logit_bias is ''")):
         assert invoke([*command, "--bias-text", flag]) == 2

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 from glassbox import arguments as check
 from glassbox.beam import Beam
 from glassbox.choose import check_seed, draw_seed
-from glassbox.defaults import default_policy
+from glassbox.defaults import default_policy, sources_of_made
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
 from glassbox.generation import Generation, Provenance, Request
@@ -242,7 +242,8 @@ class Model:
         rows = check.flag("prompt_logprobs", prompt_logprobs)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
-        policy = self.fitted(check.policy_or_default(policy), ends)
+        asked = check.policy_or_default(policy)
+        policy = self.fitted(asked, ends)
         if policy.grammar is not None and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
@@ -266,7 +267,7 @@ class Model:
             messages=talk,
             cut=cut,
             chat=None if template is None else chat_of(options, template),
-            sources=check.string_map("sources", sources),
+            sources=sources_of_made(check.string_map("sources", sources), asked, policy),
         )
         check.beams(request)
         return self._open(request, self._provenance(clock, template), store, level, retain)

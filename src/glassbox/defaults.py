@@ -66,6 +66,18 @@ def default_policy(
     return Policy(**values), sources | {k: f"{FILE}, not honoured: {why}" for k, why in notes.items()}
 
 
+def sources_of_made(sources: Mapping[str, str], asked: Policy, fitted: Policy) -> Mapping[str, str]:
+    """The sources of a policy as a model runs it: sequences made of texts are from where the texts are, what ends the
+    text is from the model's file unless it was given."""
+    made = dict(sources)
+    if len(fitted.banned_sequences) > len(asked.banned_sequences) and "banned_texts" in sources:
+        own = [sources["banned_sequences"]] if asked.banned_sequences else []
+        made["banned_sequences"] = " and ".join(dict.fromkeys([*own, sources["banned_texts"]]))
+    if fitted.eos_ids and not asked.eos_ids and "eos_ids" in sources:
+        made["eos_ids"] = FILE
+    return made
+
+
 def file_values(metadata: Mapping[str, Any], fits: Fits) -> tuple[dict[str, Any], dict[str, str]]:
     """(parameter -> value, setting -> why it is not honoured)."""
     values: dict[str, Any] = {}

@@ -23,8 +23,10 @@ STEPS = 12  # of the table of steps; --json has all
 
 
 def diff(
-    a: str = typer.Argument(..., help="A run id, the beginning of one, last, or a file that `trace --json` wrote."),
-    b: str = typer.Argument(..., help="The same, of the other run."),
+    a: str = typer.Argument(
+        ..., metavar="A", help="A run id, the beginning of one, last, or a file that `trace --json` wrote."
+    ),
+    b: str = typer.Argument(..., metavar="B", help="The same, of the other run."),
     store: str = StoreOption,
     store_b: str = typer.Option(None, "--store-b", metavar="FILE", help="The store of B. Default: the same as A's."),
     as_json: bool = JsonOption,

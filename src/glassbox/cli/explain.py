@@ -22,7 +22,7 @@ SOURCES = 24  # rows of the prompt's parts
 
 
 def explain(
-    run: str = typer.Argument("last", help="A run id, the beginning of one, or last."),
+    run: str = typer.Argument("last", metavar="RUN", help="A run id, the beginning of one, or last."),
     at: int = typer.Option(..., "--at", metavar="N", help="The step, from 0."),
     against: int = typer.Option(
         None, "--against", metavar="ID", help="The id to compare it with; else the best other."

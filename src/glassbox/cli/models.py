@@ -14,7 +14,9 @@ ContextOption = typer.Option(
 )
 
 
-def pull_model(name: str = typer.Argument(help="A name from `glassbox models`, or hf:owner/repo.")) -> None:
+def pull_model(
+    name: str = typer.Argument(metavar="NAME", help="A name from `glassbox models`, or hf:owner/repo."),
+) -> None:
     """Fetch a model into the cache folder and check it."""
     from glassbox.weights.source import pull
 

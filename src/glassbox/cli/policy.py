@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from glassbox.cli.output import JsonOption, print_json
+from glassbox.cli.output import JsonOption, console, print_json
 from glassbox.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ HELP: Mapping[str, tuple[str, str]] = {  # parameter -> (how its value is writte
 GRAMMARS: Mapping[str, type] = {  # the flags that each say a grammar -> what the command line makes of them
     "grammar": str, "json_schema": str, "json_object": bool, "regex": str, "choice": list[str],
 }  # fmt: skip
+RULE: Mapping[str, str] = {
+    "grammar": ":",
+    "json_schema": "{",
+}  # no text of the kind is without; a file's name mostly is
 FLAGS: Mapping[str, str] = {"banned_texts": "--banned-text"}  # flags that are called otherwise
 REPEATED = ("banned_texts", "bias_text")
 TYPES: Mapping[str, type] = {**GRAMMARS, **dict.fromkeys(REPEATED, list[str])}
@@ -128,6 +132,8 @@ def read_grammar(name: str, said: Any) -> Any:
 
     if name in ("grammar", "json_schema"):
         text = file_text(name, said)
+        if text is said and RULE[name] not in text:
+            raise ParameterError(name, said, f"a text with {RULE[name]!r} in it, or a file that there is")
         return Grammar.written(text) if name == "grammar" else Grammar(name, text)
     return Grammar.of({name: said})
 
@@ -207,13 +213,15 @@ def policy(flags: dict[str, Any], as_json: bool = JsonOption) -> None:
     if as_json:
         print_json({"preset": flags.get("preset"), "policy": made.to_dict(), "steps": rows, "notes": notes})
         return
+    out = console()
     for i, r in enumerate(rows, start=1):
         values = " ".join(f"{p} {text}" for p, text in r["shown"].items())
-        print(f"{i:>2} {'on ' if r['on'] else 'off'} {r['name']}: {values}")
-        print(f"       {r['formula']}")
-        print(f"       {r['source']}; " + ("the best stays the best" if r["argmax_invariant"] else "may move the best"))
+        out.field(f"{i:>2} {'on ' if r['on'] else 'off'} ", f"{r['name']}: {values}")
+        moves = "the best stays the best" if r["argmax_invariant"] else "may move the best"
+        for text in (r["formula"], f"{r['source']}; {moves}"):
+            out.field(" " * 7, text, "")
     for note in notes:
-        print(f"note: {note}")
+        out.field("note: ", note, "")
 
 
 def row(made: Policy, name: str) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from glassbox.cli.names import Named
@@ -97,7 +99,11 @@ def policy_line(request: Request) -> str:
             parts.append("greedy (temperature 0)")
             break  # one token is left: what comes after can do nothing
         if policy.runs(name) or (name == "temperature" and name in request.sources):
-            shown = policy.shown(name)
-            source = request.sources.get(shown[0][0])
-            parts.append(" ".join(f"{p} {text}" for p, text in shown) + (f" ({source})" if source else ""))
+            alike = groupby(policy.shown(name), lambda shown: request.sources.get(shown[0]))
+            parts.append(" ".join(_sourced(shown, source) for source, shown in alike))
     return " → ".join(parts) or "none: the model's own distribution"
+
+
+def _sourced(shown: Iterable[tuple[str, str]], source: str | None) -> str:
+    """Parameters with their values, and where all of these are from."""
+    return " ".join(f"{p} {text}" for p, text in shown) + (f" ({source})" if source else "")

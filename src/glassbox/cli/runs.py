@@ -57,7 +57,7 @@ def newest(store: str | None, limit: int) -> list[RunSummary]:
 
 
 def show(
-    run: str = typer.Argument("last", help="A run id, the beginning of one, or last."),
+    run: str = typer.Argument("last", metavar="RUN", help="A run id, the beginning of one, or last."),
     at: int = typer.Option(None, "--at", metavar="N", help="One step: its ledger and candidates."),
     store: str = StoreOption,
     as_json: bool = JsonOption,

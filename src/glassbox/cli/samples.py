@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from glassbox.cli.names import described, model_name
 from glassbox.cli.output import console
 from glassbox.cli.prompt import prompt
-from glassbox.cli.render import ending, problem
+from glassbox.cli.render import ending, problem, prompt_logprobs
 from glassbox.cli.show_text import inert
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def show(runs: list[Run], model: Model) -> None:
     out, first = console(), runs[0]
     out.field("", f"{model_name(first.model)}: {described(model)}")
     prompt(out, first.request, model.tokenizer.vocab)
+    if first.request.prompt_logprobs:
+        prompt_logprobs(out, first)
     for run in runs:
         out.print()
         out.row(f"sample {run.request.sequence}  run {run.run_id}", "bold")

@@ -18,7 +18,7 @@ TOKEN = 24  # columns
 
 
 def score(
-    text: str = typer.Argument(None, help="The text. - reads it from standard input."),
+    text: str = typer.Argument(None, metavar="TEXT", help="The text. - reads it from standard input."),
     model: str = ModelOption,
     file: str = typer.Option(None, "--file", metavar="FILE", help="In place of TEXT: what this file holds."),
     ids: str = typer.Option(None, "--ids", metavar="ID,…", help="In place of TEXT: these ids, as they are."),

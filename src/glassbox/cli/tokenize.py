@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tokenize(
-    text: str = typer.Argument(help="The text. - reads it from standard input."),
+    text: str = typer.Argument(metavar="TEXT", help="The text. - reads it from standard input."),
     model: str = ModelOption,
     specials: bool = typer.Option(False, "--specials", help="Names of special tokens in TEXT count as such."),
     explain: bool = typer.Option(False, "--explain", help="Show the normalised text, its words and each merge."),

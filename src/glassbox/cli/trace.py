@@ -43,7 +43,9 @@ NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
 
 
 def trace(
-    prompt: str = typer.Argument(None, help="What to say to the model. - reads it from standard input."),
+    prompt: str = typer.Argument(
+        None, metavar="PROMPT", help="What to say to the model. - reads it from standard input."
+    ),
     model: str = ModelOption,
     system: str = typer.Option(None, "--system", metavar="TEXT", help="A system message before the prompt."),
     messages: str = MessagesOption,
@@ -107,6 +109,8 @@ def trace(
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
     if negative_prompt is not None and "negative_ids" in flags:
         raise ParameterError("negative_prompt", negative_prompt, "left out where negative_ids is given")
+    if negative_prompt is not None and policy_of(flags).guidance_scale == 1.0:
+        raise ParameterError("negative_prompt", negative_prompt, "left out: guidance_scale is 1, which is off")
     if raw and system is not None:
         raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
     chat = chat_flags(messages, tools, template, template_arg, continue_final)

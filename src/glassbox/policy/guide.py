@@ -182,7 +182,12 @@ def _refusal(why: str, *, written: bool) -> GrammarError:
     return GrammarError(line, line=int(at[1]), column=int(at[2])) if at and written else GrammarError(line)
 
 
+_CAUSE = re.compile(r"^error: (.+)", re.MULTILINE)  # below a picture of the expression
+
+
 def _first_line(why: str) -> str:
-    """The library's words: their first line, without what it adds for its own makers."""
+    """The library's words: their first line, with the cause it leads to, without what it adds for its own makers."""
     line = why.strip().partition("\n")[0].partition("<non-verbose/>")[0].strip()
+    if line.endswith(":") and (cause := _CAUSE.search(why)):
+        line += f" {cause[1].strip()}"
     return line[:300] or ("nothing can be made of it" if why else "")

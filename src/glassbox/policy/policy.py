@@ -265,6 +265,8 @@ def _checked_order(order: object) -> tuple[str, ...]:
         raise ParameterError("order", order, allowed)
     names = tuple(order)
     for i, name in enumerate(names):
-        if name not in STEPS or name in names[:i]:
+        if name not in STEPS:
             raise ParameterError("order", name, allowed)
+        if name in names[:i]:
+            raise ParameterError("order", names, f"without a step twice: {name}")
     return names
