@@ -16,8 +16,9 @@ from glassbox.policy.distribution import Distribution
 from glassbox.policy.philox import philox, uniform
 from glassbox.policy.policy import Shaped
 from glassbox.policy.step import whole
+from glassbox.types import F64, I64
 
-__all__ = ["Choice", "check_seed", "choose", "draw_seed", "philox", "philox_uniform"]
+__all__ = ["Choice", "check_seed", "choose", "choose_at", "draw_seed", "philox", "philox_uniform"]
 
 _U64 = 2**64 - 1
 _U64_RANGE = "a whole number from 0 to 2**64 - 1"
@@ -66,16 +67,36 @@ def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int) -> Ch
 def _walk(d: Distribution, u: float) -> tuple[int, float, float]:
     """(id, cdf_lo, cdf_hi) of the interval u falls in. Looks only as far down the ranking as u makes it."""
     for order in d.ranking.growing():
-        weights = d.weights_at(order)
-        cdf = np.minimum(np.cumsum(weights) / d.total, 1.0)  # [len(order)]
-        if len(order) == d.size:
-            # Rounding may leave the sum a hair below 1. The last id that has any weight takes what is left.
-            cdf[np.flatnonzero(weights)[-1] :] = 1.0
+        cdf = _cdf(d, order)
         at = int(np.searchsorted(cdf, u, side="right"))
         if at < len(order):
             chosen = int(d.ids_at(order[at : at + 1])[0])
             return chosen, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
     raise AssertionError("unreachable: the last interval ends at 1, and u is below 1")
+
+
+def _cdf(d: Distribution, order: I64) -> F64:
+    """The upper ends of the first intervals, [len(order)]."""
+    weights = d.weights_at(order)
+    cdf: F64 = np.minimum(np.cumsum(weights) / d.total, 1.0)
+    if len(order) == d.size:
+        # Rounding may leave the sum a hair below 1. The last id that has any weight takes what is left.
+        cdf[np.flatnonzero(weights)[-1] :] = 1.0
+    return cdf
+
+
+@np.errstate(under="ignore")
+def choose_at(shaped: Shaped, draws: F64) -> I64:
+    """The ids that `choose` would take at these draws, each in [0, 1): int64 [len(draws)]."""
+    d = shaped.final
+    if shaped.greedy:
+        return np.full(len(draws), d.best)
+    for order in d.ranking.growing():
+        cdf = _cdf(d, order)
+        at = np.searchsorted(cdf, draws, side="right")
+        if not len(at) or at.max() < len(order):
+            return d.ids_at(order[at])
+    raise AssertionError("unreachable: the last interval ends at 1, and draws are below 1")
 
 
 def philox_uniform(seed: int, sequence: int, position: int) -> float:

@@ -29,6 +29,16 @@ CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a run comes from, if it goes another way from some step of another run, its parent."""
+
+    parent: str  # its id
+    step: int | None  # the first that is its own; those before are the parent's. None: its prompt is another one
+    made: tuple[tuple[int, Policy, int], ...] = ()  # (end, policy, seed): what chose the steps before `end`
+    forced: tuple[int, ...] = ()  # steps whose id was put there, whatever the draw said
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What was asked: everything that, with the weights, decides the run."""
 
@@ -48,6 +58,16 @@ class Request:
     messages: tuple[Mapping[str, Any], ...] | None = None
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
+    branch: Branch | None = None
+
+    def under(self, step: int) -> tuple[Policy, int]:
+        """The policy and the seed that chose at a step: of what a branch has from its parent, the parent's."""
+        made = self.branch.made if self.branch else ()
+        return next(((policy, seed) for end, policy, seed in made if step < end), (self.policy, self.seed))
+
+    def forced(self, step: int) -> bool:
+        """Whether the id of this step was put there rather than drawn."""
+        return self.branch is not None and step in self.branch.forced
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, models, policy, runs, tokenize, trace
+from glassbox.cli import bench, models, policy, runs, tokenize, trace, whatif
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -30,6 +30,7 @@ app.command("trace")(policy.with_flags(trace.trace))
 app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
+app.command("whatif")(policy.with_flags(whatif.whatif))
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull_model)
 app.command("models")(models.models)

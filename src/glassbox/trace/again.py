@@ -9,12 +9,13 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
+from glassbox.model.execute import CHUNK
 from glassbox.model.model import AnyModel, check_ids, forward
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
@@ -57,6 +58,14 @@ class Again:
         with self.opened.engine.lock:
             self._cache.release()
 
+    def check_model(self) -> None:
+        """Raises PromptError where the model that is open is not the one that made the run."""
+        made, found = self.run.provenance.model_sha256, self.opened.sha256
+        if made != found:
+            raise PromptError(
+                f"run {self.run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…"
+            )
+
     def position(self, step: int) -> int:
         """Of the id whose row of logits chose the token of this step: the one before it. Raises ParameterError."""
         last = len(self.run.steps) - 1
@@ -68,8 +77,19 @@ class Again:
         """float32 [n, V]: the rows that chose the tokens of steps first … last (default: the run's last)."""
         begin = self.position(first)
         end = self.position(len(self.run.steps) - 1 if last is None else last)
-        with self.opened.engine.lock, self._fork(begin) as cache:
-            return forward(self.opened.model, self.ids[begin : end + 1], cache, rows="all")[0]
+        ids = self.ids[begin : end + 1]
+        with self.opened.engine.lock:
+            self._reach(begin)
+            if self._cache.length == begin:  # then what is computed stays
+                return forward(self.opened.model, ids, self._cache, rows="all")[0]
+            with self._fork(begin) as cache:
+                return forward(self.opened.model, ids, cache, rows="all")[0]
+
+    def rows(self) -> Iterator[F32]:
+        """The row of logits [V] of each step, in turn; no more of them are in memory than a pass makes."""
+        n = len(self.run.steps)
+        for first in range(0, n, CHUNK):
+            yield from self.logits(first, min(first + CHUNK, n) - 1)
 
     def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
@@ -80,16 +100,20 @@ class Again:
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
         """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
         r = self.run.request
+        own, seed = r.under(step)
         prompt, output = self.run.prompt_ids, self.run.ids[:step]
-        return (policy or r.policy).shape(logits, prompt, output, seed=r.seed, sequence=r.sequence)
+        return (policy or own).shape(logits, prompt, output, seed=seed, sequence=r.sequence)
 
     def _fork(self, length: int) -> _Forked:
         """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back."""
-        if self._cache.length < length:
-            forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
+        self._reach(length)
         fork = self._cache.fork()
         fork.truncate(length)
         return _Forked(fork)
+
+    def _reach(self, length: int) -> None:
+        if self._cache.length < length:
+            forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
 
 
 class _Forked:

@@ -26,6 +26,7 @@ from glassbox.trace.runid import new_run_id
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
     from glassbox.trace.store import Store
+    from glassbox.trace.whatif import WhatIf
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,21 @@ class Run:
         """Its values once more (again.py), on `opened`, or the model that made it, or the one of its model's name."""
         from glassbox.trace.again import Again
 
+        return Again(self, self._open(opened))
+
+    def what_if(self, policy: Policy, *, opened: Opened | None = None, **asked: Any) -> WhatIf:
+        """Every step under another policy with the same draws; takes what whatif.what_if takes."""
+        from glassbox.trace.whatif import what_if
+
+        return what_if(self, policy, self._open(opened), **asked)
+
+    def _open(self, opened: Opened | None) -> Opened:
         found = opened or self.opened
         if found is None:
             if Run.opening is None:
                 raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="opened")
             found = Run.opening(self.model)
-        return Again(self, found)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
