@@ -17,7 +17,7 @@ from glassbox.cache.prefix import PrefixStore
 from glassbox.choose import check_seed, draw_seed
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError, Unsupported
-from glassbox.generation import Generation, Provenance, Request
+from glassbox.generation import Branch, Generation, Provenance, Request, Step
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import Policy
@@ -175,7 +175,7 @@ class Model:
         stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
-        store: Store | None = None, level: Level = "look", retain: Retain = "text",
+        store: Store | None = None, level: Level = "look", retain: Retain = "text", parent: str | None = None,
         **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
@@ -191,7 +191,8 @@ class Model:
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
         speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
-        store: where to record (nowhere when not given), level and retain: how much of it.
+        store: where to record (nowhere when not given), level and retain: how much of it. parent: the id of the run
+        whose prompt this one edits.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         vocab_size = self.model.vocab_size
@@ -218,6 +219,7 @@ class Model:
             messages=talk,
             chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
+            branch=None if parent is None else Branch(check.string("parent", parent), None),
         )
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
@@ -225,6 +227,17 @@ class Model:
         )  # fmt: skip
         generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
         return Stream(self, generation, recorder, self._provenance(clock, template))
+
+    def resume(
+        self, request: Request, steps: Sequence[Step], force: int | None, *, like: Run, store: Store | None = None
+    ) -> Stream:
+        """Go on from steps that another run, `like`, made; force: the id to put behind them. See trace/branch.py."""
+        recorder = Recorder(check.open_store_or_none(store), level=like.level, retain=like.retain)
+        request = replace(request, model=self.name)
+        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context, steps, force)
+        made = like.provenance
+        here = replace(self._provenance(None, None), template_sha256=made.template_sha256, clock=made.clock)
+        return Stream(self, generation, recorder, here)
 
     def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,

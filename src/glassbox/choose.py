@@ -7,6 +7,7 @@ came before.
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ _U64_RANGE = "a whole number from 0 to 2**64 - 1"
 @dataclass(frozen=True)
 class Choice:
     """What was chosen. The candidates stand in descending final probability, ties by lower id, each on an
-    interval as long as its probability; the id is the one with cdf_lo <= u < cdf_hi."""
+    interval as long as its probability; the id is the one with cdf_lo <= u < cdf_hi, unless it was forced."""
 
     id: int
     u: float | None  # the number drawn, in [0, 1); None when greedy: nothing is drawn
@@ -41,8 +42,12 @@ class Choice:
 
 
 @np.errstate(under="ignore")  # a weight that underflows to 0 is right
-def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int) -> Choice:
-    """The id drawn at this position of this sequence under this seed."""
+def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int, force: int | None = None) -> Choice:
+    """The id drawn at this position of this sequence under this seed.
+
+    force: the id to take instead, on its own interval (an empty one at the end if nothing is left of it); the number
+    is drawn all the same, so that a forced id which would have been drawn is the same choice.
+    """
     u: float | None = None
     counter: tuple[int, int, int] | None = None
     words = (_word("seed", seed), _word("sequence", sequence), _word("position", position))
@@ -51,6 +56,8 @@ def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int) -> Ch
     else:
         u, counter = uniform(*words), words
         chosen, low, high = _walk(shaped.final, u)
+    if force is not None and force != chosen:
+        chosen, low, high = _interval(shaped.final, force)
     return Choice(
         id=chosen,
         u=u,
@@ -73,6 +80,15 @@ def _walk(d: Distribution, u: float) -> tuple[int, float, float]:
             chosen = int(d.ids_at(order[at : at + 1])[0])
             return chosen, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
     raise AssertionError("unreachable: the last interval ends at 1, and u is below 1")
+
+
+def _interval(d: Distribution, token_id: int) -> tuple[int, float, float]:
+    """(id, cdf_lo, cdf_hi) of an id, wherever it stands."""
+    if d.logprob(token_id) == -math.inf:
+        return token_id, 1.0, 1.0
+    order = d.ranking.first(d.size)
+    cdf, at = _cdf(d, order), int(np.flatnonzero(d.ids_at(order) == token_id)[0])
+    return token_id, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
 
 
 def _cdf(d: Distribution, order: I64) -> F64:

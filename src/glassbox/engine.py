@@ -112,7 +112,7 @@ class Engine:
         return 4 * self.model.vocab_size * sum(len(p.rows) for p in parts)
 
     def _accept(self, generation: Generation, rows: F32, took: int, sums: list[Sums]) -> None:
-        if generation.steps == 0:
+        if generation.steps == len(generation.inherited):
             self._remember(generation, whole_pages=True)
         try:
             generation.accept(rows, took, sums)
@@ -136,8 +136,7 @@ class Engine:
                 return
             self.running.append(self.waiting.popleft())
             if self.prefixes is not None and generation.request.reuse:
-                ids = generation.request.encoding.ids
-                generation.reused = self.prefixes.attach(generation.cache, ids, generation.request.salt)
+                generation.reused = self.prefixes.attach(generation.cache, generation.ids, generation.request.salt)
 
     def _length(self, generation: Generation) -> int:
         asked = len(generation.request.encoding.ids) + generation.request.max_tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -142,13 +142,20 @@ class Outcome:
 
 
 class Generation:
-    """One sequence on its way: which ids wait to be computed, and what each row of logits turns into."""
+    """One sequence on its way: which ids wait to be computed, and what each row of logits turns into.
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int) -> None:
+    steps: what a branch has from its parent, in order. force: the id to put at the step after these.
+    """
+
+    def __init__(
+        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, steps: Sequence[Step] = (),
+        force: int | None = None,
+    ) -> None:  # fmt: skip
         prompt = request.encoding.ids
         self.request, self.cache, self._context = request, cache, context
-        self.ids = list(prompt)  # prompt and output
-        self.steps = 0
+        self.ids = [*prompt, *(step.id for step in steps)]  # prompt and output
+        self.given = len(self.ids)  # of them were there before anything is chosen
+        self.steps = len(steps)
         self.reused: Reuse | None = None
         self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
@@ -165,6 +172,8 @@ class Generation:
         self._first_token: int | None = None
         self._draft: list[int] = []
         self._lookup = PromptLookup() if request.speculate else None
+        self._force = force
+        self.inherited = tuple(map(self._inherit, steps))
 
     @property
     def pending(self) -> list[int]:
@@ -173,13 +182,13 @@ class Generation:
 
     @property
     def decoding(self) -> bool:
-        """Whether its prompt is in the cache."""
-        return self.cache.length >= len(self.request.encoding.ids)
+        """Whether all that was given is in the cache."""
+        return self.cache.length >= self.given
 
     @property
     def cached(self) -> int:
         """How many of the prompt's positions came out of an earlier one's pages."""
-        return self.reused.length if self.reused else 0
+        return min(self.reused.length, len(self.request.encoding.ids)) if self.reused else 0
 
     @property
     def late(self) -> bool:
@@ -219,7 +228,8 @@ class Generation:
         n = len(r.encoding.ids)
         past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
         shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
-        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position)
+        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position, force=self._force)
+        self._force = None
         chosen = time.perf_counter_ns()
         self.ids.append(choice.id)
         self.steps += 1
@@ -249,6 +259,12 @@ class Generation:
             drafted=drafted,
         )
 
+    def _inherit(self, step: Step) -> Step:
+        """A step that was made before, with its text as it becomes visible here: more may follow than did there."""
+        text = self._stops.feed(self._detokenizer.feed(step.id)).text
+        self._text.append(text)
+        return replace(step, text=text, bytes=self._vocab.bytes_of(step.id))
+
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""
         if self.outcome is None:
@@ -273,7 +289,9 @@ class Generation:
         r, encoding = self.reused, self.request.encoding
         if r is None or r.had is None:
             return r.why if r else None
-        had, now = self._vocab.text_of(r.had), self._vocab.text_of(encoding.ids[r.matched])
+        had, now = self._vocab.text_of(r.had), self._vocab.text_of(self.ids[r.matched])
+        if r.matched >= len(encoding.ids):
+            return f"{r.why} ({had!r} against {now!r}, output)"
         origin = encoding.segment_list[encoding.segments[r.matched]].origin
         return f"{r.why} ({had!r} against {now!r}, {origin})"
 

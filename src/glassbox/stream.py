@@ -18,11 +18,18 @@ class Stream:
     def __init__(self, opened: Opened, generation: Generation, recorder: Recorder, provenance: Provenance) -> None:
         self._generation, self._recorder, self._opened = generation, recorder, opened
         recorder.begin(generation.request, provenance)
+        for step in generation.inherited:
+            recorder.step(step)
         self._steps = self._go(opened.engine)
 
     @property
     def request(self) -> Request:
         return self._generation.request
+
+    @property
+    def inherited(self) -> tuple[Step, ...]:
+        """The steps that a branch has from its parent: they are in the run, and are not iterated over."""
+        return self._generation.inherited
 
     @property
     def run(self) -> Run:
@@ -49,7 +56,7 @@ class Stream:
         failure: BaseException | None = None
         try:
             for step in engine.stream(self._generation):
-                if step.step == 0:
+                if step.step == len(self._generation.inherited):
                     self._recorder.prompt(self._prompt())
                 self._recorder.step(step)
                 yield step

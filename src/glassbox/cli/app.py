@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, models, policy, runs, tokenize, trace, whatif
+from glassbox.cli import bench, branch, models, policy, runs, tokenize, trace, whatif
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -31,6 +31,7 @@ app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
 app.command("whatif")(policy.with_flags(whatif.whatif))
+app.command("branch")(policy.with_flags(branch.branch))
 app.command("tokenize")(tokenize.tokenize)
 app.command("pull")(models.pull_model)
 app.command("models")(models.models)

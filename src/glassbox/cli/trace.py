@@ -163,6 +163,8 @@ def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:
         try:
             if live:
                 live.head(stream.request)
+                for step in stream.inherited:
+                    live.step(step)
             for step in stream:
                 if live:
                     live.step(step)

@@ -9,8 +9,8 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
@@ -22,6 +22,9 @@ from glassbox.policy.step import whole
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.trace.record import Run
 from glassbox.types import F32
+
+if TYPE_CHECKING:
+    from glassbox.stream import Stream
 
 
 class Opened(Protocol):
@@ -35,6 +38,17 @@ class Opened(Protocol):
     def engine(self) -> Engine: ...
     @property
     def sha256(self) -> str: ...
+    @property
+    def stream(self) -> Callable[..., Stream]: ...
+    @property
+    def resume(self) -> Callable[..., Stream]: ...
+
+
+def check_model(run: Run, opened: Opened) -> None:
+    """Raises PromptError where the model that is open is not the one that made the run."""
+    made, found = run.provenance.model_sha256, opened.sha256
+    if made != found:
+        raise PromptError(f"run {run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…")
 
 
 class Again:
@@ -57,14 +71,6 @@ class Again:
     def close(self) -> None:
         with self.opened.engine.lock:
             self._cache.release()
-
-    def check_model(self) -> None:
-        """Raises PromptError where the model that is open is not the one that made the run."""
-        made, found = self.run.provenance.model_sha256, self.opened.sha256
-        if made != found:
-            raise PromptError(
-                f"run {self.run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…"
-            )
 
     def position(self, step: int) -> int:
         """Of the id whose row of logits chose the token of this step: the one before it. Raises ParameterError."""

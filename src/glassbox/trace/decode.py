@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from glassbox.choose import Choice
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import Branch, Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
@@ -39,7 +39,8 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
     )
-    messages = run["messages"]
+    messages, options = run["messages"], json.loads(run["options"])
+    branch = _branch_of(run, options.pop("branch", {}))
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -50,10 +51,18 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         stop_ids=tuple(json.loads(run["stop_ids"] or "[]")),
         ignore_eos=bool(run["ignore_eos"]),
         sequence=int(run["sequence"]),
-        **json.loads(run["options"]),
+        **options,
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
+        branch=branch,
     )
+
+
+def _branch_of(run: Get, options: Mapping[str, Any]) -> Branch | None:
+    if run["parent"] is None:
+        return None
+    made = tuple((end, Policy.from_dict(policy), int(seed)) for end, policy, seed in options.get("made", ()))
+    return Branch(run["parent"], run["parent_step"], made, tuple(options.get("forced", ())))
 
 
 def provenance_of(run: Get) -> Provenance:

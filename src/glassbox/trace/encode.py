@@ -47,6 +47,7 @@ def asked_row(
     text, ids = retain == "text", retain != "none"
     e, policy, messages = request.encoding, request.policy.to_dict(), request.messages
     chat = {"chat": request.chat} if text and request.chat is not None else {}
+    b = request.branch
     known = {
         "id": run_id,
         "created": created_ms,
@@ -61,15 +62,26 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat | _branch(request)),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
         "prompt_lossy": dumps(e.lossy) if text else None,
         "prompt_notes": dumps(e.notes) if text else None,
         "prompt_tokens": len(e.ids),
+        "parent": None if b is None else b.parent,
+        "parent_step": None if b is None else b.step,
     }
     return _row(ASKED, known | {name: getattr(provenance, name) for name in PROVENANCE})
+
+
+def _branch(request: Request) -> dict[str, Any]:
+    """Of the steps a branch has from its parent: which policies and seeds made them; and whose ids were forced."""
+    b = request.branch
+    if b is None or not (b.made or b.forced):
+        return {}
+    made = [[end, policy.to_dict(), str(seed)] for end, policy, seed in b.made]
+    return {"branch": {"made": made, "forced": b.forced}}
 
 
 def segment_rows(encoding: Encoding, retain: Retain) -> list[Row]:

@@ -140,6 +140,15 @@ class Run:
 
         return what_if(self, policy, self._open(opened), **asked)
 
+    def branch(self, at: int | None = None, *, opened: Opened | None = None, **asked: Any) -> Run:
+        """A run that goes another way from step `at`, or has another prompt; takes what branch.branch takes."""
+        from glassbox.trace.branch import branch
+
+        stream = branch(self, self._open(opened), at, **asked)
+        for _ in stream:
+            pass
+        return stream.run
+
     def _open(self, opened: Opened | None) -> Opened:
         found = opened or self.opened
         if found is None:

@@ -22,7 +22,7 @@ from glassbox.errors import EmptySupport
 from glassbox.policy.philox import uniform
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
-from glassbox.trace.again import Again, Opened
+from glassbox.trace.again import Again, Opened, check_model
 from glassbox.trace.record import Run
 from glassbox.trace.threshold import Choose, Edge, Scan
 from glassbox.types import F32
@@ -122,10 +122,10 @@ def what_if(
     steps (default: all). Raises ParameterError, PromptError.
     """
     n = whole("draws", draws, 0, MOST_DRAWS, f"a whole number from 0 to {MOST_DRAWS:,}")
+    check_model(run, opened)
     policy = policy.for_model(opened.model.vocab_size, opened.tokenizer.eos_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
-        again.check_model()
         wanted = set(range(len(run.steps))) if steps is None else set(steps)
         for step in wanted:
             again.position(step)  # refuses what is no step
