@@ -15,6 +15,7 @@ from glassbox.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from glassbox.api import Model, load, load_tokenizer, open_store
+    from glassbox.model.intervene import Intervention
     from glassbox.policy.policy import Policy
     from glassbox.trace.record import Run
 else:
@@ -22,6 +23,7 @@ else:
         "Model": "api",
         "load": "api",
         "load_tokenizer": "api",
+        "Intervention": "model.intervene",
         "Policy": "policy.policy",
         "Run": "api",
         "open_store": "api",
@@ -39,4 +41,4 @@ else:
         return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["Model", "Policy", "Run", "__version__", "errors", "load", "load_tokenizer", "open_store"]
+__all__ = ["Intervention", "Model", "Policy", "Run", "__version__", "errors", "load", "load_tokenizer", "open_store"]

@@ -19,6 +19,7 @@ from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError, Unsupported
 from glassbox.generation import Branch, Generation, Provenance, Request, Step
 from glassbox.model.bigram import METADATA, BigramModel
+from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.policy.policy import Policy
 from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
@@ -176,7 +177,7 @@ class Model:
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text", parent: str | None = None,
-        **chat: Unpack[check.ChatOptions],
+        interventions: Sequence[Intervention] = (), **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
 
@@ -192,7 +193,7 @@ class Model:
         speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it. parent: the id of the run
-        whose prompt this one edits.
+        whose prompt this one edits. interventions: what is done to inner values (model/intervene.py).
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         vocab_size = self.model.vocab_size
@@ -220,6 +221,7 @@ class Model:
             chat=None if template is None else chat_of(options, template),
             sources=check.string_map("sources", sources),
             branch=None if parent is None else Branch(check.string("parent", parent), None),
+            interventions=check_interventions(interventions, self.model.spec),
         )
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),

@@ -19,6 +19,7 @@ from glassbox.cache.prefix import PrefixStore
 from glassbox.errors import GlassboxError, OutOfMemory
 from glassbox.generation import Generation, Step
 from glassbox.model.execute import CHUNK, Part
+from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel
 from glassbox.types import F32, Sums
 
@@ -78,17 +79,20 @@ class Engine:
                     self._end(generation, "time")
             self._admit()
             chosen = [(g, ids) for g, ids in self._share_out() if self._ready(g, len(ids))]
-            if chosen:
-                self._pass(chosen)
+            # Sequences whose inner values are changed in the same way share a pass, with nobody else in it.
+            for changed in dict.fromkeys(g.request.interventions for g, _ in chosen):
+                self._pass([(g, ids) for g, ids in chosen if g.request.interventions == changed])
 
     def _pass(self, chosen: list[tuple[Generation, list[int]]]) -> None:
-        parts, counts = [], []
+        parts, counts, changed = [], [], chosen[0][0].request.interventions
         for generation, ids in chosen:
             generation.start()
             # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess.
             whole = len(ids) == len(generation.pending)
             counts.append(len(ids) if generation.decoding else int(whole))
-            parts.append(Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids))))
+            parts.append(
+                Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids)), changed)
+            )
         begin = time.perf_counter_ns()
         betas = [
             generation.request.policy.betas for (generation, _), n in zip(chosen, counts, strict=True) for _ in range(n)
@@ -126,7 +130,8 @@ class Engine:
     def _remember(self, generation: Generation, *, whole_pages: bool = False) -> None:
         """Keep what it computed for later prompts that begin so."""
         if self.prefixes is not None and generation.request.reuse:
-            self.prefixes.insert(generation.cache, generation.ids, generation.request.salt, whole_pages=whole_pages)
+            key = generation.request.salt, digest(generation.request.interventions)
+            self.prefixes.insert(generation.cache, generation.ids, *key, whole_pages=whole_pages)
 
     def _admit(self) -> None:
         """Let in whoever fits, in order of arrival."""
@@ -136,7 +141,8 @@ class Engine:
                 return
             self.running.append(self.waiting.popleft())
             if self.prefixes is not None and generation.request.reuse:
-                generation.reused = self.prefixes.attach(generation.cache, generation.ids, generation.request.salt)
+                key = generation.request.salt, digest(generation.request.interventions)
+                generation.reused = self.prefixes.attach(generation.cache, generation.ids, *key)
 
     def _length(self, generation: Generation) -> int:
         asked = len(generation.request.encoding.ids) + generation.request.max_tokens

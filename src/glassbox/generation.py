@@ -19,6 +19,7 @@ from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
+from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import load
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending, Kind, Limits, StopWatcher
@@ -59,6 +60,7 @@ class Request:
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
     branch: Branch | None = None
+    interventions: tuple[Intervention, ...] = ()  # what is done to inner values on the way
 
     def under(self, step: int) -> tuple[Policy, int]:
         """The policy and the seed that chose at a step: of what a branch has from its parent, the parent's."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
 from glassbox.cli.output import JsonOption, StoreOption, load_model, note, open_store, print_json
 from glassbox.cli.trace import Interrupted, run_trace
 from glassbox.cli.whatif import RunArgument, RunModelOption, laid_over
@@ -26,6 +27,10 @@ def branch(
     ),
     seed: int = typer.Option(None, "--seed", metavar="N", help="Of the draws from there on. Default: the run's."),
     max_tokens: int = typer.Option(None, "--max-tokens", metavar="N", help="In all, with the steps before."),
+    ablate: list[str] = AblateOption,
+    scale: list[str] = ScaleOption,
+    replace: list[str] = ReplaceOption,
+    positions: str = PositionsOption,
     model: str = RunModelOption,
     store: str = StoreOption,
     as_json: bool = JsonOption,
@@ -44,6 +49,7 @@ def branch(
         if at is None and text is None and not message_edit:
             raise ParameterError("at", None, "given: a step, unless the prompt is edited (--text, --message-edit)")
         asked: dict[str, Any] = {"at": at, "token_id": token, "text": text, "seed": seed, "max_tokens": max_tokens}
+        asked["interventions"] = interventions(ablate, scale, replace, positions)
         if message_edit:
             asked["messages"] = edited(found, message_edit)
         if flags:

@@ -37,6 +37,8 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
         out.row(f"  {line}")
     out.print()
     out.field("policy   ", policy_line(request))
+    for one in request.interventions:
+        out.field("changed  ", str(one), "yellow")
     if not request.policy.greedy:
         out.field("seed     ", str(request.seed))
 

@@ -16,6 +16,7 @@ from glassbox.cli.chat import (
     chat_flags,
     template_text,
 )
+from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
 from glassbox.cli.main import INTERRUPTED
 from glassbox.cli.output import (
     JsonOption,
@@ -64,6 +65,10 @@ def trace(
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
     speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
+    ablate: list[str] = AblateOption,
+    scale: list[str] = ScaleOption,
+    replace: list[str] = ReplaceOption,
+    positions: str = PositionsOption,
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
     level: str = typer.Option(
         "look", "--level", metavar="LEVEL", help="What is recorded: look (all), or ids (no ledger, no candidates)."
@@ -93,7 +98,7 @@ def trace(
     text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
-        reuse=not no_reuse, level=level,
+        reuse=not no_reuse, level=level, interventions=interventions(ablate, scale, replace, positions),
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)

@@ -9,8 +9,8 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
@@ -87,9 +87,9 @@ class Again:
         with self.opened.engine.lock:
             self._reach(begin)
             if self._cache.length == begin:  # then what is computed stays
-                return forward(self.opened.model, ids, self._cache, rows="all")[0]
+                return self._forward(ids, self._cache, rows="all")[0]
             with self._fork(begin) as cache:
-                return forward(self.opened.model, ids, cache, rows="all")[0]
+                return self._forward(ids, cache, rows="all")[0]
 
     def rows(self) -> Iterator[F32]:
         """The row of logits [V] of each step, in turn; no more of them are in memory than a pass makes."""
@@ -101,7 +101,7 @@ class Again:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
         at = self.position(step)
         with self.opened.engine.lock, self._fork(at) as cache:
-            return forward(self.opened.model, self.ids[at : at + 1], cache, points)[1]
+            return self._forward(self.ids[at : at + 1], cache, observe=points)[1]
 
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
         """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
@@ -119,7 +119,11 @@ class Again:
 
     def _reach(self, length: int) -> None:
         if self._cache.length < length:
-            forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
+            self._forward(self.ids[self._cache.length : length], self._cache)
+
+    def _forward(self, ids: Sequence[int], cache: Cache, **how: Any) -> tuple[F32, dict[str, F32]]:
+        """With what the run did to inner values."""
+        return forward(self.opened.model, ids, cache, interventions=self.run.request.interventions, **how)
 
 
 class _Forked:

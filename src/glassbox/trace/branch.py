@@ -9,7 +9,7 @@ where the parent's are still there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from glassbox.choose import check_seed
 from glassbox.errors import ContextOverflow, ParameterError, PromptError
 from glassbox.generation import Branch, Request
+from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.trace.again import Opened, check_model
@@ -25,7 +26,7 @@ from glassbox.types import Messages
 
 SAME = (
     "policy", "seed", "max_tokens", "stop", "stop_ids", "ignore_eos", "sources", "reuse", "salt", "speculate",
-    "time_limit",
+    "time_limit", "interventions",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
 def branch(
     run: Run, opened: Opened, at: int | None = None, *, token_id: int | None = None, policy: Policy | None = None,
     seed: int | None = None, text: str | None = None, messages: Messages | None = None, max_tokens: int | None = None,
-    sources: Mapping[str, str] | None = None, store: Store | None = None,
+    sources: Mapping[str, str] | None = None, store: Store | None = None, interventions: Sequence[Intervention] = (),
 ) -> Stream:  # fmt: skip
     """Begin the branch; iterate over it for the steps that are its own.
 
     at: the first step that may differ. token_id: the id to put there, whatever the policy says. policy, seed, sources:
     from there on, the run's own when not given. text, messages: another prompt instead, in which no step is shared.
+    interventions: beside the run's own; they begin where the logits of step `at` are made, or later.
     max_tokens: in all, with those before; the run's own when not given. Raises ParameterError, PromptError,
     TemplateError, ContextOverflow.
     """
@@ -53,6 +55,9 @@ def branch(
         seed=run.seed if seed is None else check_seed(seed),
         sources=run.request.sources if policy is None and sources is None else dict(sources or {}),
     )
+    begin = len(run.prompt_ids) - 1 + at if isinstance(at, int) and at > 0 else 0
+    done = check_interventions([_from(begin, one) for one in interventions], opened.model.spec)
+    request = replace(request, interventions=(*request.interventions, *done))
     if not edits:
         return _at(run, opened, request, at, token_id, max_tokens, store)
     if len(edits) > 1 or at is not None or token_id is not None:
@@ -83,6 +88,16 @@ def _at(
     made = _made(run.request, request, step)
     request = replace(request, max_tokens=most, branch=Branch(run.run_id, step, made, forced))
     return opened.resume(request, run.steps[:step], token_id, like=run, store=store)
+
+
+def _from(begin: int, one: Intervention) -> Intervention:
+    """So that it leaves alone what the steps before were made of. Raises ParameterError."""
+    first, end = one.positions
+    if first == 0:
+        first = begin
+    if first < begin:
+        raise ParameterError("positions", one.positions, f"from {begin} on: what the steps before were made of stays")
+    return replace(one, positions=(first, end))
 
 
 def _made(parent: Request, child: Request, at: int) -> tuple[tuple[int, Policy, int], ...]:

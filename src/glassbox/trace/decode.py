@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from glassbox.choose import Choice
 from glassbox.generation import Branch, Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.model.intervene import Intervention
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
@@ -41,6 +42,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
     )
     messages, options = run["messages"], json.loads(run["options"])
     branch = _branch_of(run, options.pop("branch", {}))
+    done = tuple(Intervention(**one) for one in options.pop("interventions", ()))
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -55,6 +57,7 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
         branch=branch,
+        interventions=done,
     )
 
 

@@ -62,7 +62,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat | _branch(request)),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat | _seldom(request)),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
@@ -75,13 +75,15 @@ def asked_row(
     return _row(ASKED, known | {name: getattr(provenance, name) for name in PROVENANCE})
 
 
-def _branch(request: Request) -> dict[str, Any]:
-    """Of the steps a branch has from its parent: which policies and seeds made them; and whose ids were forced."""
-    b = request.branch
-    if b is None or not (b.made or b.forced):
-        return {}
-    made = [[end, policy.to_dict(), str(seed)] for end, policy, seed in b.made]
-    return {"branch": {"made": made, "forced": b.forced}}
+def _seldom(request: Request) -> dict[str, Any]:
+    """Options that most runs have not: what was done to inner values; of the steps a branch has from its parent, which
+    policies and seeds made them, and whose ids were forced."""
+    b, done = request.branch, [one.to_dict() for one in request.interventions]
+    options: dict[str, Any] = {"interventions": done} if done else {}
+    if b is not None and (b.made or b.forced):
+        made = [[end, policy.to_dict(), str(seed)] for end, policy, seed in b.made]
+        options["branch"] = {"made": made, "forced": b.forced}
+    return options
 
 
 def segment_rows(encoding: Encoding, retain: Retain) -> list[Row]:

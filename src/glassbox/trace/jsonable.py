@@ -56,6 +56,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "parent": r.branch.parent if r.branch else None,
         "parent_step": r.branch.step if r.branch else None,
         "forced": list(r.branch.forced) if r.branch else [],
+        "interventions": [one.to_dict() for one in r.interventions],
         "warnings": [*r.encoding.lossy, *r.encoding.notes],
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,
         "prompt": [_prompt_dict(run, token) for token in run.prompt],
