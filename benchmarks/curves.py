@@ -10,9 +10,9 @@ import statistics
 import time
 
 import glassbox
-from glassbox.api import fresh_cache
 from glassbox.bench import machine, prefill_rate, some_ids
 from glassbox.model.model import forward
+from glassbox.opening import fresh_cache
 
 CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 import glassbox
-from glassbox.api import encoding_of
 from glassbox.engine import Engine as GlassboxEngine
 from glassbox.generation import Generation, Request
+from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
 
 SAMPLING = dict(temperature=0.8, top_p=0.95)

@@ -74,6 +74,7 @@ class State:
         self.t, self.wide, self.u = 1.0, False, u
         self.prompt, self.output = list(prompt), list(output)
         self.whole: dict[int, float] | None = None  # p when the tail was first cut
+        self.drawn: list[float] = []  # nats, of each id of the output
 
     def order(self) -> list[int]:
         return sorted(self.logits, key=lambda i: (-self.logits[i], i))
@@ -237,6 +238,11 @@ def cut(s: State, name: str, v: dict[str, Any]) -> None:
         top = [i for i in order if p[i] >= v["xtc_threshold"] * (1 - TOLERANCE)]
         if s.u < v["xtc_probability"] and len(top) > 1 and len(order) - len(top) + 1 >= least:
             s.keep(set(order) - set(top[:-1]))
+    elif name == "mirostat":
+        mu = 2 * v["mirostat_tau"]
+        for logprob in s.drawn:
+            mu -= v["mirostat_eta"] * (-logprob / math.log(2) - v["mirostat_tau"])
+        s.keep({*(i for i in order if p[i] and -math.log2(p[i]) <= mu + TOLERANCE), *_ties(s, order)[:1]})
     else:
         raise AssertionError(name)
 
@@ -258,10 +264,11 @@ def _top_h(order: list[int], s: State, top_h: float) -> list[int]:
 
 def stages(
     logits: Sequence[float], names: Sequence[str], values: dict[str, Any], prompt: Sequence[int] = (),
-    output: Sequence[int] = (), u: float = 1.0,
+    output: Sequence[int] = (), u: float = 1.0, drawn: Sequence[float] = (),
 ) -> list[dict[int, float]]:  # fmt: skip
     """The distribution before the first step and after each. Empty where nothing is left, and there it ends."""
     s = State(logits, prompt, output, u)
+    s.drawn = list(drawn)
     found = [s.p()]
     for name in names:
         step(s, name, values)

@@ -31,6 +31,7 @@ SETS: list[dict[str, Any]] = [
         "eos_ids": [2], "length_decay": [1, 1.1], "banned_ids": [11], "temperature": 1.3, "top_h": 0.9, "top_k": 30,
         "top_p": 0.97, "min_p": 0.001, "typical_p": 0.95, "epsilon_cutoff": 0.001, "eta_cutoff": 0.002,
     },
+    {"logit_bias": [[[3], 1.5], [[1, 2], 2.5], [[2, 4], -4.0], [[6, 4], 3.0], [[5, 1, 4], -1.25], [[2], 0.3]]},
 ]  # fmt: skip
 SIZES = ((48, 1.5), (150, 3.0), (150, 8.0))  # vocabulary, spread of the logits
 
@@ -76,7 +77,9 @@ def processors(v: dict[str, Any], prompt: int) -> tuple[list[Any], list[Any]]:
 
     eos = torch_ids(v.get("eos_ids", ()))
     first = {
-        "logit_bias": lambda b: hf.SequenceBiasLogitsProcessor([[[int(i)], x] for i, x in b.items()]),
+        "logit_bias": lambda b: hf.SequenceBiasLogitsProcessor(
+            [[[int(i)], x] for i, x in b.items()] if isinstance(b, dict) else b
+        ),
         "repetition_penalty": hf.RepetitionPenaltyLogitsProcessor,
         "no_repeat_ngram_size": hf.NoRepeatNGramLogitsProcessor,
         "banned_sequences": lambda s: hf.NoBadWordsLogitsProcessor(s),

@@ -114,6 +114,22 @@ def test_stop_and_runs_and_show(cli: Cli) -> None:
     }
 
 
+def test_the_stop_is_kept_where_that_is_asked(cli: Cli) -> None:  # C06-13
+    got = json.loads(
+        cli.stored("trace", "ab", "--temperature", "0", "--stop", " a", "--include-stop", "--json", *BIGRAM)[0]
+    )
+    assert (got["text"], got["include_stop"], got["stop_reason"]["text"]) == ("c a", True, " a")
+    assert "".join(s["text"] for s in got["steps"]) == "c a"
+    assert json.loads(cli.stored("show", "--json")[0]) == got
+
+
+def test_the_time_of_the_prompt_is_told(cli: Cli) -> None:
+    out, _ = cli.stored("trace", "ab", *BIGRAM)
+    assert re.search(r"^speed    2 prompt tokens read at [\d,]+/s, after [\d.]+ ms in the queue$", out, re.MULTILINE)
+    speed = json.loads(cli.stored("show", "--json")[0])["speed"]
+    assert speed["evaluated_tokens"] == 2 and speed["gap_s"] > 0 and speed["first_token_s"] >= speed["queue_s"] >= 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -229,7 +245,9 @@ def test_special_text_in_a_message_stays_text(cli: Cli) -> None:
 @pytest.mark.model
 def test_defaults_say_where_they_come_from(cli: Cli) -> None:
     got = json.loads(cli.stored("trace", "hi", "--top-k", "5", "--max-tokens", "2", "--json")[0])
-    assert got["sources"] == {"top_k": "flag", "temperature": "default", "top_p": "default", "min_p": "default"}
+    four = {name: got["sources"][name] for name in ("top_k", "temperature", "top_p", "min_p")}
+    assert four == {"top_k": "flag", "temperature": "default", "top_p": "default", "min_p": "default"}
+    assert set(got["sources"]) == set(got["policy"]) - {"order"}
     assert got["policy"]["temperature"] == 0.8 and got["policy"]["top_p"] == 0.95 and got["policy"]["top_k"] == 5
 
 
@@ -521,7 +539,7 @@ def test_help_speaks_of_what_there_is(cli: Cli) -> None:
     assert "replay" not in out and "--time-limit" in out and "--speculate" in out
     assert "Print a JSON array" in cli("runs", "--help")[0]
     table = (Path(__file__).parent.parent / "README.md").read_text().partition("## The command line")[2]
-    for command in ("trace", "runs", "show", "tokenize", "bench"):
+    for command in ("trace", "runs", "show", "replay", "tensor", "tokenize", "score", "bench"):
         flags = set(re.findall(r"--[a-z][a-z-]+", cli(command, "--help")[0])) - {"--help", "--limit"}
         assert not [flag for flag in flags if f"{flag}" not in table]
 

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glassbox
-from glassbox.api import encoding_of
 from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.generation import Generation, Request
+from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
 
 T = gguf.GGMLQuantizationType

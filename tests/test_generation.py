@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ import numpy as np
 import pytest
 
 import glassbox
-from glassbox.api import encoding_of
 from glassbox.cache.pages import Cache, PagePool, PageShape
+from glassbox.cache.prefix import Reuse
 from glassbox.engine import Engine
 from glassbox.errors import NonFiniteLogits, ParameterError, PromptError
 from glassbox.generation import Generation, Request, Step, logits_hash
 from glassbox.model.bigram import METADATA, TOKENS, BigramModel
 from glassbox.model.execute import Computed, Part
+from glassbox.opening import encoding_of
+from glassbox.outcome import Timings, Usage
 from glassbox.policy.policy import Policy
+from glassbox.speed import speed_of
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.types import F32, Sums
 
@@ -121,6 +125,167 @@ def test_ends(
     steps, generation = say(tokenizer, script, [19556], **asked)
     assert generation.outcome is not None
     assert (generation.outcome.text, streamed(steps), ending(generation)) == (text, text, end)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("script", "asked", "text", "end"),
+    [
+        ([314, 7042, 30], {"stop": ("Pari",)}, " is Pari", ("stop", "stop_string", "Pari")),
+        ([314, 7042], {"stop": ("Paris",)}, " is Paris", ("stop", "stop_string", "Paris")),
+        ([8590, 17, 1116], {"stop": ("\n", "Alice:")}, " Alice!\n", ("stop", "stop_string", "\n")),
+        ([314, 7042, 30], {"stop_ids": (7042,)}, " is Paris", ("stop", "stop_id", 7042)),
+        ([314, 2], {}, " is", ("stop", "eos", 2)),
+    ],
+)
+def test_the_stop_is_kept_where_that_is_asked(
+    tokenizer: Tokenizer, script: list[int], asked: dict[str, Any], text: str, end: tuple[str, str, object]
+) -> None:  # C06-13
+    steps, generation = say(tokenizer, script, [19556], include_stop=True, **asked)
+    assert generation.outcome is not None
+    assert (generation.outcome.text, streamed(steps), ending(generation)) == (text, text, end)
+
+
+@pytest.mark.model
+def test_a_stop_id_is_cut_as_a_stop_string_is(tokenizer: Tokenizer) -> None:
+    steps, generation = say(tokenizer, [314, 7042, 30], [19556], stop_ids=(7042,))
+    assert generation.outcome is not None and generation.outcome.text == streamed(steps) == " is"
+    assert ending(generation) == ("stop", "stop_id", 7042) and len(steps) == 2
+
+
+def scripted(tokenizer: Tokenizer, script: Sequence[int], prompt: Sequence[int]) -> glassbox.Model:
+    return glassbox.Model("scripted", Scripted(script, len(prompt), len(tokenizer.vocab)), tokenizer, {}, "sha")
+
+
+NEWLINE, WORD = 198, 7042
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_before_min_tokens_is_text(tokenizer: Tokenizer, include: bool) -> None:  # C06-09
+    """Newline as the 2nd token and as the 8th, both ways of stopping at it."""
+    script = [WORD, NEWLINE, WORD, WORD, WORD, WORD, WORD, NEWLINE, WORD]
+    model = scripted(tokenizer, script, [19556])
+    policy = Policy(temperature=0, min_tokens=5)
+    asked: dict[str, Any] = dict(ids=[19556], policy=policy, max_tokens=9, seed=0, include_stop=include)
+    run = model.generate(stop=["\n"], **asked)
+    text = " Paris\n" + " Paris" * 5
+    assert (len(run.steps), run.text) == (8, text + "\n" * include)
+    assert run.stop_reason == {"kind": "stop_string", "text": "\n"} and streamed(list(run.steps)) == run.text
+    # A stop id is masked as the end of the sequence is: it cannot come before.
+    run = model.generate(stop_ids=[NEWLINE], **asked)
+    assert NEWLINE not in run.ids[:5] and run.ids[7] == NEWLINE and len(run.steps) == 8
+    assert run.stop_reason == {"kind": "stop_id", "id": NEWLINE}
+    assert set(run.policy.eos_ids) == {*tokenizer.eos_ids, NEWLINE}
+    run = scripted(tokenizer, [2, 2, 2, 2, 2, 2], [19556]).generate(**asked)
+    assert run.ids.index(2) == 5 == len(run.steps) - 1 and run.stop_reason == {"kind": "eos", "id": 2}
+
+
+@pytest.mark.model
+def test_a_stop_that_begins_before_min_tokens_and_ends_after(tokenizer: Tokenizer) -> None:
+    model = scripted(tokenizer, [314, 7042, 30], [19556])
+    asked: dict[str, Any] = dict(ids=[19556], max_tokens=3, seed=0, stop=["Paris."])
+    assert model.generate(policy=Policy(temperature=0, min_tokens=3), **asked).text == " is "
+    held = model.generate(policy=Policy(temperature=0, min_tokens=4), **asked)
+    assert held.text == " is Paris." and held.stop_reason == {"kind": "max_tokens", "limit": 3}
+
+
+@pytest.mark.model
+def test_an_unfinished_character_can_complete_a_stop(tokenizer: Tokenizer) -> None:
+    """What it shows as at the end is text like any other: cut, and the reason says so."""
+    steps, generation = say(tokenizer, [314, 10813], [19556], stop=("\ufffd",))
+    assert generation.outcome is not None and generation.outcome.text == streamed(steps) == " is"
+    assert ending(generation) == ("stop", "stop_string", "\ufffd")
+    steps, generation = say(tokenizer, [314, 10813], [19556])
+    assert generation.outcome is not None and generation.outcome.text == streamed(steps) == " is\ufffd"
+
+
+@pytest.mark.model
+def test_one_reason_whatever_ends_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:  # C06-14
+    model = scripted(tokenizer, [314, 8590, 17], [19556])
+    asked: dict[str, Any] = dict(ids=[19556], policy=GREEDY, seed=0, stop=["Alice!!"])
+    with model.stream(max_tokens=50, **asked) as stream:
+        next(stream), next(stream)
+    assert stream.run.stop_reason == {"kind": "cancelled"} and stream.run.text == " is Alice"
+    stream = model.stream(max_tokens=50, time_limit=5, **asked)
+    next(stream)
+    now = time.perf_counter_ns()
+    monkeypatch.setattr("glassbox.generation.time.perf_counter_ns", lambda: now + 6 * 10**9)
+    assert list(stream) == [] and stream.run.finish_reason == "time" and stream.run.stop_reason == {"kind": "time"}
+
+
+@pytest.mark.model
+def test_tokens_of_one_character_share_an_offset(tokenizer: Tokenizer, tmp_path: Path) -> None:  # C03-09
+    model = scripted(tokenizer, [181, 134, 125, 49], tokenizer.encode("X").ids)
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        stream = model.stream("X", policy=GREEDY, max_tokens=4, seed=0, store=store)
+        assert [s.text_offset for s in stream] == [1, 1, 1, 2]
+        run = stream.run
+        assert [s.text_offset for s in store.load("last").steps] == [1, 1, 1, 2]
+    assert run.text == "\uae70A" and [s["text_offset"] for s in run.to_dict()["steps"]] == [1, 1, 1, 2]
+    again = model.generate("X", policy=GREEDY, max_tokens=4, seed=0)
+    assert [s.text_offset for s in again.steps] == [1, 1, 1, 2]
+
+
+@pytest.mark.model
+def test_offsets_after_half_a_character_of_the_prompt(tokenizer: Tokenizer) -> None:
+    steps, generation = say(tokenizer, [218, 49], [19556, 10813, 242])  # Hello F0 9F 98 | 80 | A
+    assert generation.request.encoding.text == "Hello\ufffd"
+    assert [s.text_offset for s in steps] == [5, 6]  # of "Hello\U0001f600A"
+
+
+# --- what the times mean (C15) ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_times_and_speeds(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:  # C15-03
+    clock = [0]
+    monkeypatch.setattr("glassbox.generation.time.perf_counter_ns", lambda: clock[0])
+    model = Scripted([314] * 8, 31, len(tokenizer.vocab))
+    request = Request("scripted", encoding_of([19556] * 31, tokenizer), GREEDY, 0, 8)
+    generation = Generation(request, tokenizer, model.new_cache(), model.context)
+    generation.reused = Reuse(16, 16, "as it happens")
+    clock[0] = 200_000_000
+    generation.start()
+    clock[0] = 250_000_000
+    generation.start()  # a second pass over the prompt does not begin it anew
+    row = np.zeros((1, len(tokenizer.vocab)), np.float32)
+    for n in range(8):
+        clock[0] = 500_000_000 + n * 100_000_000
+        generation.accept(row, 1)
+    clock[0] = 9_000_000_000  # whoever asks late
+    assert generation.outcome is not None
+    timings, usage = generation.outcome.timings, generation.outcome.usage
+    assert (timings.queue_ns, timings.first_token_ns, timings.last_token_ns) == (
+        200_000_000,
+        500_000_000,
+        1_200_000_000,
+    )
+    speed = speed_of(usage, timings)
+    assert speed is not None and (speed.queue_s, speed.first_token_s, speed.evaluated_tokens) == (0.2, 0.5, 15)
+    assert speed.gap_s == pytest.approx(0.1) and speed.decode_per_s == pytest.approx(10.0)
+    assert speed.prefill_per_s == pytest.approx(15 / 0.3)  # not 31 / 0.3: what was cached was not read
+
+
+def test_speeds_where_there_is_nothing_to_divide() -> None:
+    assert speed_of(Usage(5, 0, 0), Timings(1, None, 9)) is None
+    one = speed_of(Usage(5, 4, 1), Timings(10, 20, 30, 20))
+    assert one is not None and (one.gap_s, one.decode_per_s, one.evaluated_tokens) == (None, None, 1)
+    late = speed_of(Usage(5, 0, 3), Timings(0, 10, 10**9, 30))  # cancelled long after its last token
+    assert late is not None and late.gap_s == pytest.approx(1e-8)
+    at_once = speed_of(Usage(5, 0, 2), Timings(7, 7, 7, 7))
+    assert at_once is not None and at_once.prefill_per_s is at_once.decode_per_s is None
+
+
+@pytest.mark.model
+def test_a_prompt_counts_the_same_cached_or_not(smollm2: glassbox.Model) -> None:  # C15-01, C15-02
+    hi = [{"role": "user", "content": "Hi"}]
+    told = [
+        smollm2.generate(messages=hi, seed=1, max_tokens=2, salt="C15-01").to_dict() for _ in range(2)
+    ]  # fmt: skip
+    assert [t["usage"]["prompt_tokens"] for t in told] == [31, 31]
+    assert [t["usage"]["cached_tokens"] for t in told] == [0, 30]
+    assert [t["speed"]["evaluated_tokens"] for t in told] == [31, 1]
 
 
 @pytest.mark.model
@@ -233,7 +398,7 @@ def broken() -> glassbox.Model:
 
 def test_nan_ends_it_with_its_name_and_keeps_what_was_made(tmp_path: Path) -> None:
     with glassbox.open_store(tmp_path / "runs.db") as store:
-        with pytest.raises(NonFiniteLogits, match="non-finite logits after the forward pass at id 2"):
+        with pytest.raises(NonFiniteLogits, match="at step 3 after the forward pass at id 2, first seen at logits"):
             broken().generate("ab", seed=1, store=store)
         run = store.load("last")
     assert run.status == "error" and len(run.steps) == 3 and run.error is not None and "non-finite" in run.error

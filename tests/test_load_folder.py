@@ -21,7 +21,7 @@ from glassbox.bench import cold_start, measure
 from glassbox.cli.bench import lines
 from glassbox.cli.main import run as cli
 from glassbox.cli.names import model_name
-from glassbox.errors import ModelFormatError
+from glassbox.errors import ContextOverflow, ModelFormatError
 
 CASES, LOGITS = tiny_weights.load()
 CASE = "llama-a"
@@ -152,9 +152,8 @@ def test_text_goes_in_and_comes_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli([*words, "--store", str(tmp_path / "runs.db")]) == 0
     got = json.loads(capsys.readouterr().out)
     assert got["policy"]["temperature"] == 0.5 and got["policy"]["top_k"] == 7 and got["policy"]["top_p"] == 0.95
-    assert got["sources"] == {
-        "temperature": "model file", "top_k": "model file", "top_p": "default", "min_p": "default",
-    }  # fmt: skip
+    assert {name for name, source in got["sources"].items() if source == "model file"} == {"temperature", "top_k"}
+    assert set(got["sources"].values()) == {"model file", "default"}
     assert cli(["show-model", str(path), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["tokenizer"]
     assert said["tokens"] == 96 and said["ends"] == [95] and said["sha256"] == model.tokenizer_sha256
@@ -186,6 +185,33 @@ def test_a_folder_that_asks_for_no_sampling_is_greedy(tmp_path: Path) -> None:
 def test_a_folder_without_a_tokenizer_can_be_measured(tmp_path: Path) -> None:
     assert cold_start(glassbox.load(write(tmp_path / "m", arrays_of(CASE)))) > 0
     assert cold_start(glassbox.load("bigram")) > 0
+
+
+def test_the_context_is_what_the_weights_were_made_for(tmp_path: Path) -> None:  # C09-09, C09-06
+    """Not the tokenizer's sentinel, nor a length that somebody once generated."""
+    path = write(tmp_path / "m", arrays_of(CASE))
+    (path / "config.json").write_text(json.dumps(config_of(CASE) | {"max_position_embeddings": 128}))
+    (path / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
+    (path / "generation_config.json").write_text('{"max_length": 20}')
+    model = glassbox.load(path)
+    assert model.context == 128
+    asked: dict[str, Any] = dict(ids=[5] * 50, seed=1, ignore_eos=True)
+    assert len(model.generate(max_tokens=30, **asked).ids) == 30  # new tokens: the prompt's 50 do not count
+    run = model.generate(max_tokens=None, **asked)
+    assert len(run.ids) == 78 and run.finish_reason == "length"
+    assert run.stop_reason == {"kind": "context_end", "limit": 128}
+    with pytest.raises(TypeError, match="max_length"):
+        model.generate(max_length=30, **asked)
+
+
+def test_a_prompt_that_is_too_long_leaves_no_run(tmp_path: Path) -> None:  # C09-08
+    model = glassbox.load(write(tmp_path / "m", arrays_of(CASE)))
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        for n in (model.context + 1, 10 * model.context):
+            with pytest.raises(ContextOverflow, match=f"the prompt has {n} tokens") as caught:
+                model.generate(ids=[5] * n, store=store)
+            assert (caught.value.tokens, caught.value.limit) == (n, model.context)
+        assert store.runs() == []
 
 
 def test_memory_is_told_for_the_tokens_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

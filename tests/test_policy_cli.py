@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from glassbox.cli.app import invoke
-from glassbox.cli.policy import HELP, policy_of, read
+from glassbox.cli.policy import GRAMMARS, HELP, policy_of, read
 from glassbox.policy.policy import Policy
 from glassbox.policy.table import STEPS
 
@@ -25,8 +25,8 @@ def test_it_prints_the_order_and_each_formula(capsys: pytest.CaptureFixture[str]
     lines = told(capsys, "policy", "--preset", "vllm", "--temperature", "0.7").splitlines()
     steps = [line.split()[2].removesuffix(":") for line in lines if line[:2].strip().isdecimal()]
     assert steps == list(Policy.preset("vllm").order)
-    assert " 8 on  temperature: temperature 0.7" in lines and " 9 off min_p: min_p 0" in lines
-    at = lines.index(" 8 on  temperature: temperature 0.7")
+    assert " 9 on  temperature: temperature 0.7" in lines and "10 off min_p: min_p 0" in lines
+    at = lines.index(" 9 on  temperature: temperature 0.7")
     assert lines[at + 1].strip() == "z_i <- (logit_i - max) / T" and "Ackley" in lines[at + 2]
 
 
@@ -57,8 +57,12 @@ def test_flags_read_as(name: str, text: str, value: object) -> None:
 
 
 def test_every_parameter_has_a_flag() -> None:
-    variants = {"frequency_formula", "top_k_ties", "top_p_joint", "top_h_limit", "dry_scope", "banned_scope"}
-    assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | {"preset", "steps"}
+    variants = {
+        "frequency_formula", "top_k_ties", "top_p_joint", "top_h_limit", "xtc_strict", "dry_scope", "banned_scope",
+        "dola_normed",
+    }  # fmt: skip
+    added = {"preset", "steps", "bias_text", *GRAMMARS}
+    assert set(HELP) == {f.name for f in fields(Policy)} - variants - {"order"} | added
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,8 @@ def test_a_trace_records_what_ran(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_only_the_steps_named_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     got = traced(capsys, tmp_path, "--steps", "top_k,temperature", "--top-k", "2")
     assert [r["name"] for r in got["steps"][0]["ledger"]] == ["raw logits", "top_k", "temperature"]
-    assert got["sources"] == {"order": "flag", "top_k": "flag", "temperature": "default"}
+    on = {name: source for name, source in got["sources"].items() if source == "flag" or name == "temperature"}
+    assert on == {"order": "flag", "top_k": "flag", "temperature": "default"} and "top_p" not in got["sources"]
 
 
 def test_what_the_model_cannot_do_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -128,4 +133,4 @@ def test_what_the_model_cannot_do_is_said(capsys: pytest.CaptureFixture[str], tm
     )
     assert "eos_ids is ()" in told(capsys, *common, "--min-tokens", "3", code=2)
     err = told(capsys, *common, "--allowed-ids", "1", "--banned-sequences", "2,1", code=2)
-    assert "no token is left after policy step 'banned_sequences' at output token 0: together with 'allowed_ids'" in err
+    assert "no token allowed at step 0: constraints allowed_ids and banned_sequences" in err

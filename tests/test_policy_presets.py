@@ -80,8 +80,9 @@ def test_no_two_engines_agree() -> None:
 @pytest.mark.parametrize(
     ("name", "order"),
     [
-        ("hf", "repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature top_h top_k top_p min_p "
-               "typical epsilon eta"),
+        ("hf", "dola guidance logit_bias repetition_penalty no_repeat_ngram banned_sequences min_tokens temperature "
+               "top_h top_k top_p min_p "
+               "typical epsilon eta contrastive"),
         ("vllm", "allowed_ids banned_sequences min_tokens logit_bias repetition_penalty frequency_penalty "
                  "presence_penalty temperature min_p top_k top_p"),
         ("sglang", "frequency_penalty min_tokens presence_penalty repetition_penalty logit_bias temperature top_k "
@@ -105,7 +106,8 @@ def test_defaults_and_quirks() -> None:
     assert Policy.preset("llama.cpp", repetition_scope=128).repetition_scope == 128
     assert Policy.preset("hf").top_k == 50 and Policy.preset("mlx").greedy
     assert Policy.preset("glassbox", temperature=0.5) == Policy(temperature=0.5)
-    assert Policy.preset("vllm", temperature=9e-6).greedy and not Policy.preset("vllm", temperature=2e-5).greedy
+    tiny = [Policy.preset("vllm", temperature=t).temperature for t in (0, 1e-9, 9e-6, 0.0099, 0.01, 0.02)]
+    assert tiny == [0, 0.01, 0.01, 0.01, 0.01, 0.02]  # SamplingParams raises it before the sampler sees it
     assert Policy.preset("sglang", temperature=9e-7).greedy and not Policy.preset("sglang", temperature=9e-6).greedy
     ties = np.zeros(4)
     assert [Policy.preset(n, temperature=1.0, top_k=2).shape(ties).final.size for n in PRESETS] == [2, 4, 4, 2, 2, 2, 4]
@@ -116,12 +118,32 @@ def test_defaults_and_quirks() -> None:
     assert s.final.logits.tolist() == [1, 0.5, 0.5]  # id 0 is 65 back
 
 
+def test_mlx_excludes_strictly_and_spares_what_it_is_told() -> None:
+    """p = .4 .2 .2 .1 .1: MLX removes what is above the least p > threshold, so ties with that one stay."""
+    row = np.log([0.4, 0.2, 0.2, 0.1, 0.1])
+    asked: dict[str, Any] = {"temperature": 1.0, "xtc_probability": 1.0}
+
+    def kept(name: str, threshold: float, **more: Any) -> list[int]:
+        s = Policy.preset(name, **asked, xtc_threshold=threshold, **more).shape(row, seed=1)
+        return np.flatnonzero(s.final.alive()).tolist()
+
+    llama: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert kept("mlx", 0.15) == [1, 2, 3, 4] and kept("llama.cpp", 0.15, **llama) == [2, 3, 4]
+    half = np.log([0.5, 0.25, 0.25])  # exact in binary but for the logarithm's rounding
+    for name, expected in (("mlx", [0, 1, 2]), ("llama.cpp", [2])):
+        s = Policy.preset(name, **asked, xtc_threshold=0.25, **(llama if name != "mlx" else {})).shape(half, seed=1)
+        assert np.flatnonzero(s.final.alive()).tolist() == expected  # p = threshold is not above it
+    assert kept("mlx", 0.15, xtc_spared_ids=[0]) == [0, 1, 2, 3, 4] and kept("mlx", 0.05) == [3, 4]
+    assert kept("mlx", 0.05, xtc_spared_ids=[1, 4]) == [1, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("name", "parameter", "value"),
     [
         ("hf", "frequency_penalty", 0.1), ("hf", "xtc_probability", 0.1), ("hf", "top_k_ties", False),
         ("vllm", "typical_p", 0.9), ("vllm", "repetition_scope", "output"), ("sglang", "allowed_ids", [1]),
-        ("llama.cpp", "top_h", 0.5), ("mlx", "typical_p", 0.9), ("mlx", "dynatemp_range", 0.1), ("tgi", "min_p", 0.1),
+        ("llama.cpp", "top_h", 0.5), ("mlx", "typical_p", 0.9), ("mlx", "dynatemp_range", 0.1),
+        ("llama.cpp", "xtc_spared_ids", [1]), ("mlx", "xtc_strict", False), ("tgi", "min_p", 0.1),
         ("tgi", "presence_penalty", 0.1), ("glassbox", "top_a", 0.1), ("vllm", "order", ("typical",)),
     ],
 )  # fmt: skip

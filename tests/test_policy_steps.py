@@ -16,7 +16,7 @@ from glassbox.choose import choose, philox, philox_uniform
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy import philox as draws
 from glassbox.policy.policy import DEFAULT_ORDER, Policy, Shaped, shape
-from glassbox.policy.step import Past
+from glassbox.policy.step import Past, needs_of
 from glassbox.policy.table import STEPS, formula, source
 
 
@@ -148,9 +148,8 @@ def test_all_tokens_masked() -> None:  # C04-03
     with pytest.raises(EmptySupport) as caught:
         policy.shape(np.zeros(4), [3], [0, 1])
     assert (caught.value.step, caught.value.others, caught.value.at) == ("banned_sequences", ("allowed_ids",), 2)
-    text = "no token is left after policy step 'banned_sequences' at output token 2: "
-    assert str(caught.value) == text + "together with 'allowed_ids' it allows none"
-    with pytest.raises(EmptySupport, match="'min_tokens' at output token 0: together with 'allowed_ids'"):
+    assert str(caught.value) == "no token allowed at step 2: constraints allowed_ids and banned_sequences"
+    with pytest.raises(EmptySupport, match="no token allowed at step 0: constraints allowed_ids and min_tokens"):
         Policy(allowed_ids=[1], min_tokens=3, eos_ids=[1]).shape(np.zeros(4))
 
 
@@ -296,7 +295,8 @@ def test_what_ends_the_text_comes_from_the_model() -> None:
         *(("allowed_ids", v) for v in ([], ())),
         *(("forced_ids", v) for v in ({1, 2}, [-1])),
         *(("banned_sequences", v) for v in ([[]], [1], [[-1]], "ab")),
-        *(("logit_bias", v) for v in ({1: math.nan}, {-1: 1}, {"x": 1}, [(1, 1), (1, 2)], [1], 3)),
+        *(("logit_bias", v) for v in ({1: math.nan}, {-1: 1}, {"": 1}, [(1, 1), (1, 2)], [1], 3)),
+        *(("logit_bias", v) for v in ({(): 1}, {"\ud800": 1}, {True: 1}, {(1, -1): 1}, {"a": math.inf})),
         *(("length_decay", v) for v in ((1,), (-1, 2), (1, 0.5), 3)),
         *((n, -1) for n in ("no_repeat_ngram_size", "min_tokens", "dry_multiplier", "top_n_sigma", "dynatemp_range")),
         ("no_repeat_ngram_size", 1.5), ("dry_allowed_length", 0), ("dry_base", 0.5), ("min_keep", 0),
@@ -314,11 +314,14 @@ def test_bad_parameters_are_refused_by_name(name: str, value: object) -> None:
 # ---- as data
 
 EVERYTHING: dict[str, Any] = {
+    "grammar": {"regex": "[0-9]+"},
     "temperature": 0.7, "dynatemp_range": 0.2, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9,
     "epsilon_cutoff": 1e-5, "eta_cutoff": 1e-4, "top_n_sigma": 2.5, "top_h": 0.9, "xtc_probability": 0.5,
+    "mirostat_tau": 3.0, "guidance_scale": 1.5, "negative_ids": [3, 3, 1], "dola_layers": [0, 2], "penalty_alpha": 0.6,
     "forced_ids": [1, 0], "allowed_ids": range(20), "banned_ids": [3], "banned_sequences": [[1, 2], [7]],
-    "begin_suppress_ids": [5], "min_tokens": 3, "eos_ids": {2}, "logit_bias": {4: 0.5}, "repetition_penalty": 1.1,
-    "repetition_scope": 64, "frequency_penalty": 0.1, "presence_penalty": 0.2, "no_repeat_ngram_size": 3,
+    "begin_suppress_ids": [5], "min_tokens": 3, "eos_ids": {2}, "logit_bias": {4: 0.5, (1, 4): 2.0},
+    "repetition_penalty": 1.1, "repetition_scope": 64, "frequency_penalty": 0.1, "presence_penalty": 0.2,
+    "no_repeat_ngram_size": 3,
     "dry_multiplier": 0.8, "dry_sequence_breakers": [9], "length_decay": [5, 1.01], "min_keep": 2,
 }  # fmt: skip
 
@@ -327,7 +330,7 @@ def test_every_parameter_survives_json_and_every_step_is_built() -> None:
     policy = Policy(**EVERYTHING)
     assert Policy.from_dict(json.loads(json.dumps(policy.to_dict(), allow_nan=False))) == policy
     assert len(policy.steps) == len(STEPS) and hash(policy) != hash(Policy())
-    assert [s.name for s in policy.steps][:3] == ["forced_ids", "allowed_ids", "banned_ids"]
+    assert [s.name for s in policy.steps][:4] == ["dola", "guidance", "grammar", "forced_ids"]
     for step, row in zip(policy.steps, STEPS.values(), strict=True):
         assert formula(type(step)) and source(type(step)) and source(row.kind)
         assert all(isinstance(v, int | float) for v in step.params.values())
@@ -418,11 +421,12 @@ _CHOICES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "top_n_sigma": st.fixed_dictionaries({"top_n_sigma": st.floats(0.1, 3)}),
     "top_h": st.fixed_dictionaries({"top_h": _p, "top_h_limit": st.sampled_from([0, 5])}),
     "xtc": st.fixed_dictionaries({"xtc_probability": _p, "xtc_threshold": st.floats(0.01, 0.5)}),
+    "mirostat": st.fixed_dictionaries({"mirostat_tau": st.floats(0.1, 4), "mirostat_eta": st.floats(0, 0.5)}),
 }  # fmt: skip
 
 
 @st.composite
-def _cases(draw: st.DrawFn, names: tuple[str, ...] = DEFAULT_ORDER) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _cases(draw: st.DrawFn, names: tuple[str, ...] = tuple(_CHOICES)) -> tuple[tuple[str, ...], dict[str, Any]]:
     order = tuple(draw(st.lists(st.sampled_from(names), min_size=1, max_size=6, unique=True)))
     values: dict[str, Any] = {"min_keep": draw(st.sampled_from([1, 1, 3]))}
     for name in order:
@@ -431,7 +435,14 @@ def _cases(draw: st.DrawFn, names: tuple[str, ...] = DEFAULT_ORDER) -> tuple[tup
 
 
 def test_every_step_has_a_strategy() -> None:
-    assert tuple(_CHOICES) == DEFAULT_ORDER
+    # A grammar needs a vocabulary (test_grammar.py), others more of the model (test_contrast.py).
+    ours = tuple(n for n in DEFAULT_ORDER if n != "grammar" and not needs_of(STEPS[n].kind))
+    assert tuple(_CHOICES) == ours
+
+
+def _drawn(output: list[int]) -> list[float]:
+    """With which log probability each id of an output may have been drawn."""
+    return [-0.1 - 0.9 * (i % 5) for i in range(len(output))]
 
 
 @given(logits=_logits, case=_cases(), prompt=_history, output=_history, seed=st.integers(0, 2**64 - 1))
@@ -447,13 +458,13 @@ def test_every_row_agrees_with_the_oracle(
         assume(False)
     names = [n for n in order if policy.runs(n)]
     u = philox((len(prompt) + len(output), 1, 0, 0), (seed, 0))[0] / 2**64
-    expected = oracle.stages(logits.tolist(), names, values, prompt, output, u)
+    expected = oracle.stages(logits.tolist(), names, values, prompt, output, u, _drawn(output))
     if not expected[-1]:
         with pytest.raises(EmptySupport) as caught:
-            policy.shape(logits, prompt, output, seed=seed)
+            policy.shape(logits, prompt, output, seed=seed, logprobs=_drawn(output))
         assert caught.value.step == policy.steps[len(expected) - 2].name
         return
-    s = policy.shape(logits, prompt, output, seed=seed)
+    s = policy.shape(logits, prompt, output, seed=seed, logprobs=_drawn(output))
     assert len(s.ledger) == len(expected)
     for i, (row, stage, after) in enumerate(zip(s.ledger, s.stages, expected, strict=True)):
         assert set(np.flatnonzero(stage.alive()).tolist()) == set(after), (row, names)
@@ -488,16 +499,33 @@ def test_the_support_never_grows_and_invariant_steps_keep_the_greedy_choice(
     assume(np.any(logits > -math.inf))
     try:
         policy = Policy(**case[1], order=case[0])
-        s = policy.shape(logits, prompt, output, seed=1)
+        s = policy.shape(logits, prompt, output, seed=1, logprobs=_drawn(output))
     except (ParameterError, EmptySupport):
         assume(False)
     for step, before, after in zip(policy.steps, s.stages, s.stages[1:], strict=False):
         assert not np.any(after.alive() & ~before.alive())
         if step.argmax_invariant:
             assert after.best == before.best
-    again = policy.shape(logits, prompt, output, seed=1)
+    again = policy.shape(logits, prompt, output, seed=1, logprobs=_drawn(output))
     assert again.probs.tolist() == s.probs.tolist() and again.ledger == s.ledger  # deterministic
     assert choose(again, seed=4, position=9) == choose(s, seed=4, position=9)
+
+
+@given(logits=_logits, case=_cases(), prompt=_history, output=_history, seed=st.integers(0, 2**64 - 1))
+@settings(derandomize=True, max_examples=150, deadline=None)
+def test_a_policy_that_was_stored_gives_the_same_ledger_and_the_same_id(
+    logits: np.ndarray, case: tuple[tuple[str, ...], dict[str, Any]], prompt: list[int], output: list[int], seed: int
+) -> None:
+    assume(np.any(logits > -math.inf))
+    try:
+        policy = Policy(**case[1], order=case[0])
+        s = policy.shape(logits, prompt, output, seed=seed)
+    except (ParameterError, EmptySupport):
+        assume(False)
+    stored = Policy.from_dict(json.loads(json.dumps(policy.to_dict(), allow_nan=False)))
+    again = stored.shape(logits.copy(), np.array(prompt, np.int64), tuple(output), seed=seed)
+    assert again.ledger == s.ledger
+    assert choose(again, seed=seed, position=3) == choose(s, seed=seed, position=3)
 
 
 _USUAL = (
@@ -543,12 +571,15 @@ def test_permuting_ids_permutes_the_result(
     moved = np.empty_like(logits)
     moved[to] = logits
     try:
-        straight = Policy(**case[1], order=case[0]).shape(logits, prompt, output, seed=2)
+        drawn = _drawn(output)
+        straight = Policy(**case[1], order=case[0]).shape(logits, prompt, output, seed=2, logprobs=drawn)
         for stage in straight.stages:  # a bias may make a tie after all
             assume(len(set(stage.logits.tolist())) == stage.size)
     except (ParameterError, EmptySupport):
         assume(False)
-    there = Policy(**renamed, order=case[0]).shape(moved, [to[i] for i in prompt], [to[i] for i in output], seed=2)
+    there = Policy(**renamed, order=case[0]).shape(
+        moved, [to[i] for i in prompt], [to[i] for i in output], seed=2, logprobs=drawn
+    )
     np.testing.assert_allclose(there.probs[to], straight.probs, rtol=0, atol=1e-12)
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassbox.choose import Choice
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
@@ -295,7 +296,7 @@ def test_json_contract() -> None:
         "trusted": False,
     }
     assert told["prompt"][5] == {
-        "position": 5, "id": 105, "bytes": [101], "kind": "byte", "segment": 2, "span": [20, 25],
+        "position": 5, "id": 105, "text": "e", "bytes": [101], "kind": "byte", "segment": 2, "span": [20, 25],
         "kv": "computed", "logprob": -2.5,
     }  # fmt: skip
     for n, (step, made) in enumerate(zip(told["steps"], run.steps, strict=True)):

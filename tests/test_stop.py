@@ -65,6 +65,36 @@ def test_included_stop_is_exact() -> None:  # C06-13
     assert play(list(" is Paris."), ["Pari"], include_stop=True) == (" is Pari", "Pari", 8)
 
 
+def scan_after(text: str, stops: Sequence[str], deaf: int, include: bool) -> tuple[str, str | None]:
+    """The oracle for min_tokens: the same scan, in which stops that end within the first `deaf` characters are text."""
+    for end in range(deaf + 1, len(text) + 1):
+        ending = [s for s in stops if text[:end].endswith(s)]
+        if ending:
+            longest = max(ending, key=len)
+            return text[: end if include else end - len(longest)], longest
+    return text, None
+
+
+@given(
+    text=st.text(alphabet="ab\n", max_size=20), deaf=st.integers(0, 20), include=st.booleans(),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
+)  # fmt: skip
+@example(text="abab", stops=["ab", "bab"], deaf=2, include=False)
+@settings(derandomize=True, max_examples=500)
+def test_a_stop_that_completes_too_early_is_text(text: str, stops: list[str], deaf: int, include: bool) -> None:
+    watcher, shown = StopWatcher(stops, include_stop=include), ""
+    for n, char in enumerate(text, start=1):
+        step = watcher.feed(char, armed=n > deaf)
+        shown += step.text
+        if step.matched is not None:
+            break
+        assert step.held == could_become_a_stop(text[:n], stops)
+    else:
+        shown += watcher.flush()
+        step = None
+    assert (shown, step.matched if step else None) == scan_after(text, stops, deaf, include)
+
+
 def test_a_lone_string_is_one_stop() -> None:
     assert play(["a-bc-d"], "bc") == ("a-", "bc", 1)
 
@@ -184,6 +214,17 @@ def test_ignored_eos_and_the_users_own_ids() -> None:  # C06-11
     n, ending = end_of(ids, Limits(eos_ids=[2], stop_ids=[2], max_tokens=6, ignore_eos=True))
     assert (n, ending) == (3, Ending("stop_id", 2))
     assert ending.finish_reason == "stop"
+
+
+def test_before_min_tokens_nothing_but_a_limit_ends_it() -> None:  # C06-09
+    limits = Limits(eos_ids=[2], stop_ids=[7], min_tokens=5, max_tokens=9)
+    assert [limits.armed(n) for n in (1, 4, 5, 6)] == [False, False, True, True]
+    assert limits.check(2, generated=4, length=9) is None and limits.check(7, generated=4, length=9) is None
+    assert limits.check(7, generated=5, length=9) == Ending("stop_id", 7)
+    early = Limits(min_tokens=5, max_tokens=3).check(4, generated=3, length=9)
+    assert early == Ending("max_tokens", 3)
+    with pytest.raises(ParameterError, match="min_tokens is -1"):
+        Limits(min_tokens=-1)
 
 
 def test_the_order_of_causes() -> None:

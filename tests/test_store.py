@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from test_record import PROVENANCE, SECRET, make_outcome, make_prompt, make_request, make_step, record
 
+import glassbox
 from glassbox.errors import RunNotFound, StoreError
 from glassbox.trace import alive, rows, sqlite
 from glassbox.trace import store as store_module
@@ -80,7 +81,7 @@ def test_the_file_says_what_it_is(path: Path) -> None:
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     conn.close()
     assert pragma == {"application_id": int.from_bytes(b"GLBX"), "user_version": 1, "journal_mode": "wal"}
-    assert tables == {"run", "segment", "position", "ledger", "candidate", "tensor"}
+    assert tables == {"run", "segment", "position", "ledger", "candidate", "beam", "tensor"}
 
 
 def test_the_default_lies_in_the_users_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,6 +467,67 @@ def test_a_full_disk_costs_the_trace_and_not_the_text(path: Path, monkeypatch: p
         assert len(kept.steps) < steps
         assert (kept.status, kept.problem, kept.usage.completion_tokens) == ("done", recorder.problem, steps)
         assert store.runs()[0].problem == recorder.problem
+
+
+class Failing:
+    """A connection whose nth statement finds the disk full, and, for ever, every one behind it."""
+
+    def __init__(self, conn: sqlite3.Connection, nth: int, forever: bool) -> None:
+        self._conn, self._nth, self._forever, self.count = conn, nth, forever, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+    def execute(self, *statement: Any) -> Any:
+        return self._tried(self._conn.execute, statement)
+
+    def executemany(self, *statement: Any) -> Any:
+        return self._tried(self._conn.executemany, statement)
+
+    def _tried(self, run: Callable[..., Any], statement: tuple[Any, ...]) -> Any:
+        self.count += 1
+        if self.count == self._nth or (self._forever and self.count > self._nth and statement[0] != "ROLLBACK"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return run(*statement)
+
+
+@pytest.mark.parametrize("forever", [True, False])
+def test_whichever_write_finds_the_disk_full(path: Path, monkeypatch: pytest.MonkeyPatch, forever: bool) -> None:
+    """A real generation, with a commit behind every token; each write in turn is the one that fails."""
+    model = glassbox.load("bigram")
+    writes = 0
+    for nth in [10**9, *range(1, 200)]:
+        if writes and nth > writes:
+            break
+        here = path.with_name(f"{nth}.db")
+        with open_store(here) as store:
+            made: list[Failing] = []
+
+            def connect(to: Path, *, readonly: bool, nth: int = nth, made: list[Failing] = made) -> Any:
+                made.append(Failing(sqlite.connect(to, readonly=readonly), nth, forever))
+                return made[-1]
+
+            monkeypatch.setattr(store_module, "connect", connect)
+            stream = model.stream("ab", seed=7, max_tokens=5, store=store)
+            for _ in stream:
+                store.flush()
+            run = stream.run
+            monkeypatch.undo()
+            writes = writes or made[0].count
+            assert (run.finish_reason, len(run.steps), run.text) == ("length", 5, "".join(s.text for s in run.steps))
+            kept = [store.load(r.id) for r in store.runs()]
+            if made[0].count >= nth and forever:  # how many there are is a matter of how commits fall
+                assert run.problem == "incomplete: cannot be written: the disk is full"
+                # No ending can be written: the run counts as under way as long as this process lives.
+                assert all(k.steps == run.steps[: len(k.steps)] and k.status == "running" for k in kept)
+            elif run.problem is None:  # what failed once was tried again
+                assert kept == [run]
+            else:  # the last write of all is not tried again, but the mark is
+                assert run.problem == "incomplete: cannot be written: the disk is full"
+                assert [k.problem for k in kept] == [run.problem] or not kept
+    assert writes > 30
 
 
 def test_the_sweep_above_meets_runs_that_are_cut_in_the_middle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(
     r"<!-- (?P<kind>run|measure): (?P<command>.*?) -->\n```(?P<lang>\w*)\n(?P<output>.*?)```\n", re.DOTALL
 )
-VOLATILE = re.compile(r"^(time |run |look in |engine |machine )|\d threads$")
+VOLATILE = re.compile(r"^(time |speed |run |look in |engine |machine )|\d threads$")
 
 
 def output_of(command: str, folder: str) -> str:

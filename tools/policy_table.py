@@ -23,6 +23,8 @@ def main() -> None:
                 print(f"  {title}: {', '.join(shown)}")
         if preset.greedy_below:
             print(f"  greedy: temperature below {preset.greedy_below:g}")
+        if preset.least_temperature:
+            print(f"  a temperature between 0 and {preset.least_temperature:g} becomes {preset.least_temperature:g}")
         for note in preset.notes:
             print(f"  {note}")
 

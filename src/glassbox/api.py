@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from glassbox import arguments as check
-from glassbox.cache.pages import Cache
-from glassbox.cache.prefix import PrefixStore
+from glassbox.beam import Beam
 from glassbox.choose import check_seed, draw_seed
+from glassbox.defaults import default_policy
 from glassbox.engine import Engine
-from glassbox.errors import ParameterError, PromptError, Unsupported
+from glassbox.errors import ParameterError, PromptError
 from glassbox.generation import Branch, Generation, Provenance, Request, Step
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
+from glassbox.opening import chat_of, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
+from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
-from glassbox.provenance import folder_metadata, model_digest, tokenizer_digest
+from glassbox.policy.step import whole
+from glassbox.provenance import model_digest, tokenizer_digest
+from glassbox.score import Scored, score
+from glassbox.search import BeamSearch
 from glassbox.stream import Stream
 from glassbox.text.absent import NoTokenizer
-from glassbox.text.segments import Segment
+from glassbox.text.exactly import exact_ids
 from glassbox.text.template import ChatTemplate
-from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.rows import Level, Retain
+from glassbox.trace.runid import new_run_id
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION
-from glassbox.weights.gguf import Gguf
-from glassbox.weights.hf import Folder, eos_ids, has_tokenizer
 from glassbox.weights.kinds import refuse_what_is_no_model
 from glassbox.weights.known import Progress
 from glassbox.weights.opening import open_checkpoint
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from glassbox.trace.store import Store
 
 MAX_TOKENS = 256  # generated when nothing else is said
+MOST_SAMPLES = 1000
 Announce = Callable[[str], None]
 
 
@@ -65,53 +69,6 @@ def load(
     refuse_what_is_no_model(file)
     transformer = TransformerModel(file, threads=threads, kv=kv, kv_limit=limit, announce=announce)
     return Model(called, transformer, tokenizer_of(file), said_by(file), model_digest(file.files), file.path)
-
-
-def load_tokenizer(name: str | Path) -> Tokenizer:
-    """The tokenizer of a model, or of a file that holds a vocabulary and no weights: a .gguf, a tokenizer.json or a
-    tokenizer.model. Raises as `load` does.
-    """
-    path = _path_of(name)
-    if path is None:
-        return Tokenizer.from_gguf(METADATA)
-    return Tokenizer.from_folder(path) if _of_folder(path) else Tokenizer.from_gguf(open_checkpoint(path).metadata)
-
-
-def metadata_of(name: str | Path) -> Mapping[str, Any]:
-    """The metadata of a model's file, or what a folder says under the same keys. Raises as `load` does."""
-    path = _path_of(name)
-    if path is None:
-        return METADATA
-    if _of_folder(path):
-        return folder_metadata(path if path.is_dir() else path.parent, {})
-    return open_checkpoint(path).metadata
-
-
-def _of_folder(path: Path) -> bool:
-    """Whether a path is of a folder as transformers writes it, or of the tokenizer in one."""
-    return path.is_dir() or path.name in ("tokenizer.json", "tokenizer.model")
-
-
-def _path_of(name: str | Path) -> Path | None:
-    """None for what is built in."""
-    return None if str(name) == "bigram" else resolve(str(name))
-
-
-def said_by(file: Gguf | Folder) -> Mapping[str, Any]:
-    """The metadata of a GGUF file, or what a folder says under the same keys."""
-    return folder_metadata(file.path, file.generation_config) if isinstance(file, Folder) else file.metadata
-
-
-def tokenizer_of(file: Gguf | Folder) -> Tokenizer:
-    """Of a folder that holds none, or one that is not supported, a NoTokenizer. Raises as `load` does."""
-    if isinstance(file, Gguf):
-        return Tokenizer.from_gguf(file.metadata)
-    if not has_tokenizer(file.path):
-        return NoTokenizer(eos_ids(file))
-    try:
-        return Tokenizer.from_folder(file.path)
-    except Unsupported as e:
-        return NoTokenizer(eos_ids(file), e)
 
 
 class Model:
@@ -163,6 +120,36 @@ class Model:
             seen = forward(self.model, checked, cache, look)[1]
         return {name: seen[name] for name in look}
 
+    def score(
+        self, text: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
+        context: int | None = None, stride: int | None = None, now: datetime | None = None,
+        **chat: Unpack[check.ChatOptions],
+    ) -> Scored:  # fmt: skip
+        """How likely each token of a text is, given the ones before it; see score.py. Exactly one of:
+
+        text: as it is, no template (BOS where the file says so). messages: through the chat template. ids: as they are.
+        context: the most ids at once, default the model's; a longer text goes through overlapping windows that begin
+        `stride` ids apart, default half the context. now, chat: as for `stream`.
+        Raises ParameterError, PromptError, TemplateError, OutOfMemory, NonFiniteLogits.
+        """
+        said, talk, listed = check.one_prompt(text, messages, ids, self.model.vocab_size)
+        options = check.chat_options(chat, messages=talk is not None)
+        encoding = self._encoded(said, talk, listed, check.clock("now", now), options)[0]
+        return score(self.engine, self.name, self.tokenizer.vocab, [encoding], context, stride)[0]
+
+    def scores(
+        self, texts: Iterable[str | Sequence[int]], *, context: int | None = None, stride: int | None = None
+    ) -> list[Scored]:
+        """As `score` gives for each one, bit for bit, but short ones share passes. Each: a text, or ids."""
+        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+            raise ParameterError("texts", texts, "a sequence of texts, or of sequences of ids")
+        encodings = []
+        for item in texts:
+            text, ids = (item, None) if isinstance(item, str) else (None, item)
+            text, _, listed = check.one_prompt(text, None, ids, self.model.vocab_size)
+            encodings.append(self._encoded(text, None, listed, None, check.chat_options({}, messages=False))[0])
+        return score(self.engine, self.name, self.tokenizer.vocab, encodings, context, stride)
+
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
         """Generate to the end. Takes what `stream` takes."""
         stream = self.stream(prompt, **asked)
@@ -170,13 +157,46 @@ class Model:
             pass
         return stream.run
 
+    def samples(self, prompt: str | None = None, *, n: int, **asked: Any) -> list[Run]:
+        """n generations at once, of one seed but different draws: run i has sequence i, and run 0 is what `generate`
+        gives. Takes what `stream` takes. The prompt is computed once. Each is a run of its own in the store.
+        """
+        streams = self.sample_streams(prompt, n=n, **asked)
+        with ExitStack() as closing:
+            for stream in streams:
+                closing.enter_context(stream)
+            waiting = streams
+            while waiting:
+                waiting = [stream for stream in waiting if next(stream, None) is not None]
+        return [stream.run for stream in streams]
+
+    def sample_streams(self, prompt: str | None = None, *, n: int, **asked: Any) -> list[Stream]:
+        """The streams of `samples`, for who wants to see their steps. They run together as long as each is asked."""
+        count = whole("n", n, 1, MOST_SAMPLES, f"a whole number from 1 to {MOST_SAMPLES}")
+        if asked.get("beam") is not None:
+            raise ParameterError("beam", asked["beam"], "left out: samples are drawn, beams are not")
+        first = self.stream(prompt, group=new_run_id() if count > 1 else None, **asked)
+        recorded = [asked.get("store"), asked.get("level", "look"), asked.get("retain", "text")]
+        others = (replace(first.request, sequence=first.request.sequence + i) for i in range(1, count))
+        return [first, *(self._open(request, first.provenance, *recorded) for request in others)]
+
+    def beam_search(self, prompt: str | None = None, *, beam: Beam | int, **asked: Any) -> Run:
+        """The likeliest text that a beam search finds: its steps are the run's, and `run.beams` holds the search.
+
+        beam: a Beam, or how many beams. Takes what `stream` takes. The policy shapes each beam by its own past, and
+        nothing is drawn. See beam.py for the rules.
+        """
+        return self.generate(prompt, beam=Beam(beam) if isinstance(beam, int) else beam, **asked)
+
     def stream(
         self, prompt: str | None = None, *, messages: Messages | None = None, ids: Sequence[int] | None = None,
         policy: Policy | None = None, seed: int | None = None, max_tokens: int | None = MAX_TOKENS,
-        stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), ignore_eos: bool = False,
+        stop: str | Sequence[str] = (), stop_ids: Sequence[int] = (), include_stop: bool = False,
+        ignore_eos: bool = False, prompt_logprobs: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
         store: Store | None = None, level: Level = "look", retain: Retain = "text", parent: str | None = None,
+        sequence: int = 0, group: str | None = None, beam: Beam | None = None,
         interventions: Sequence[Intervention] = (), **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
@@ -187,13 +207,18 @@ class Model:
         a template's text. template_kwargs: further variables for it. continue_final: go on with the last message, the
         assistant's. add_generation_prompt: open the assistant's turn (unless continue_final).
 
-        policy: Policy() when not given. seed: drawn and recorded when not given. stop: strings; stop_ids: ids.
-        max_tokens: None is until the context ends.
+        policy: Policy() when not given. seed: drawn and recorded when not given. max_tokens: None is until the context
+        ends. stop: strings; stop_ids: ids. Which of several ends it is in stop.py; include_stop: the text keeps it.
+        prompt_logprobs: how likely each id of the prompt was (`run.prompt[i].logprob`, nats, None for the first): all
+        of the prompt is computed for that, as with reuse=False.
         reuse: whether what earlier prompts computed may be used and this one kept; with a salt only among equal salts.
-        speculate: check guessed ids in one pass (changes no id). time_limit: seconds after which it ends.
+        speculate: check guessed ids in one pass (changes no id; not where a policy needs more passes of the model).
+        time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
         store: where to record (nowhere when not given), level and retain: how much of it. parent: the id of the run
         whose prompt this one edits. interventions: what is done to inner values (model/intervene.py).
+        sequence: of several under one seed, which; group: a name for runs that belong together. beam: search instead of
+        drawing; then the steps come when all is done.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         vocab_size = self.model.vocab_size
@@ -202,20 +227,30 @@ class Model:
         encoding, clock, template = self._encoded(text, talk, listed, check.clock("now", now), options)
         check_ids(self.model, encoding.ids, 0)
         stops = check.string_list("stop", stop)
+        ends = check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)
+        rows = check.flag("prompt_logprobs", prompt_logprobs)
         if stops and isinstance(self.tokenizer, NoTokenizer):
             raise ParameterError("stop", stop, f"left out: {self.tokenizer.refusal()}")
+        policy = self.fitted(check.policy_or_default(policy), ends)
+        if policy.grammar is not None and isinstance(self.tokenizer, NoTokenizer):
+            raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
             encoding=encoding,
-            policy=check.policy_or_default(policy).for_model(vocab_size, self.tokenizer.eos_ids),
+            policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=check.token_limit(max_tokens, self.context),
+            sequence=whole("sequence", sequence, 0, 2**64 - 1, "a whole number from 0 to 2**64 - 1"),
+            group=None if group is None else check.string("group", group),
+            beam=beam,
             stop=stops,
-            stop_ids=tuple(check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)),
+            stop_ids=tuple(ends),
+            include_stop=check.flag("include_stop", include_stop),
             ignore_eos=check.flag("ignore_eos", ignore_eos),
-            reuse=check.flag("reuse", reuse),
+            reuse=check.flag("reuse", reuse) and not rows,
             salt=check.string("salt", salt),
             speculate=check.flag("speculate", speculate),
+            prompt_logprobs=rows,
             time_limit=check.seconds("time_limit", time_limit),
             messages=talk,
             chat=None if template is None else chat_of(options, template),
@@ -223,12 +258,41 @@ class Model:
             branch=None if parent is None else Branch(check.string("parent", parent), None),
             interventions=check_interventions(interventions, self.model.spec),
         )
+        check.beams(request)
+        return self._open(request, self._provenance(clock, template), store, level, retain)
+
+    def _open(
+        self, request: Request, provenance: Provenance, store: Store | None, level: Level, retain: Retain
+    ) -> Stream:  # fmt: skip
+        passes = self._passes(request)
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
             retain=check.one_of("retain", retain, get_args(Retain)),
         )  # fmt: skip
-        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context)
-        return Stream(self, generation, recorder, self._provenance(clock, template))
+        cache, context = self.model.new_cache(), self.context
+        generation = (
+            BeamSearch(request, self.tokenizer, cache, context)
+            if request.beam
+            else Generation(request, self.tokenizer, cache, context, passes)
+        )
+        return Stream(self, generation, recorder, provenance)
+
+    def _passes(self, request: Request) -> Passes | None:
+        return passes_for(self.model, request.policy, request.encoding.ids, request.interventions)
+
+    def default_policy(
+        self, given: Mapping[str, Any] | None = None, *, from_file: bool = True
+    ) -> tuple[Policy, dict[str, str]]:
+        """What the command line samples with: what is `given`, else what the model's file says (`from_file`), else
+        temperature 0.8 and top-p 0.95. And where each parameter is from: "flag", "model file" or "default"; what the
+        file says that cannot be honoured stands there too, with the reason. Raises ParameterError.
+        """
+        return default_policy(self.metadata, self.fitted, dict(given or {}), from_file)
+
+    def fitted(self, policy: Policy, stop_ids: Iterable[int] = ()) -> Policy:
+        """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
+        encode = partial(exact_ids, self.tokenizer)
+        return policy.for_model(self.model.vocab_size, self.tokenizer.eos_ids, encode, stop_ids)
 
     def resume(
         self, request: Request, steps: Sequence[Step], force: int | None, *, like: Run, store: Store | None = None
@@ -236,7 +300,8 @@ class Model:
         """Go on from steps that another run, `like`, made; force: the id to put behind them. See trace/branch.py."""
         recorder = Recorder(check.open_store_or_none(store), level=like.level, retain=like.retain)
         request = replace(request, model=self.name)
-        generation = Generation(request, self.tokenizer, self.model.new_cache(), self.context, steps, force)
+        cache, passes = self.model.new_cache(), self._passes(request)
+        generation = Generation(request, self.tokenizer, cache, self.context, passes, steps, force)
         made = like.provenance
         here = replace(self._provenance(None, None), template_sha256=made.template_sha256, clock=made.clock)
         return Stream(self, generation, recorder, here)
@@ -285,6 +350,7 @@ class Model:
             glassbox=VERSION,
             threads=self.model.threads,
             clock=clock.isoformat() if clock else None,
+            kv=self.model.new_cache().pool.shape.kind,
         )
 
     def __repr__(self) -> str:
@@ -299,44 +365,3 @@ def open_store(path: str | Path | None = None, *, readonly: bool = False) -> Sto
 
 
 Run.opening = staticmethod(load)
-
-
-def chat_of(options: check.ChatOptions, template: ChatTemplate) -> dict[str, Any]:
-    """What a trace says of a chat beside its messages: all that was given, and the template's name."""
-    said = {name: value for name, value in options.items() if value is not None}
-    return said | {"template": template.name} | ({"source": template.source} if template.name == GIVEN else {})
-
-
-def prefix_store(model: AnyModel, sha256: str) -> PrefixStore | None:
-    """Where a model's computed prompts are kept; None for a model that has no keys and values."""
-    pool = model.new_cache().pool
-    if not pool.shape.groups:
-        return None
-    store = PrefixStore(pool, ["model", sha256, "engine", model.fingerprint, "kv", pool.shape.kind])
-    pool.reclaim = store.evict
-    return store
-
-
-@contextmanager
-def fresh_cache(model: AnyModel) -> Iterator[Cache]:
-    """An empty cache whose pages are given back."""
-    cache = model.new_cache()
-    try:
-        yield cache
-    finally:
-        cache.release()
-
-
-def encoding_of(ids: Sequence[int], tokenizer: Tokenizer) -> Encoding:
-    """Ids that somebody gave, as an encoding: their text is what the vocabulary says they are."""
-    vocab, spans, at = tokenizer.vocab, [], 0
-    for i in ids:
-        size = len(vocab.bytes_of(i)) if 0 <= i < len(vocab) else 0
-        spans.append((at, at + size))
-        at += size
-    text = tokenizer.decode([i for i in ids if 0 <= i < len(vocab)], specials=True)
-    kinds = tuple(vocab.kind_of(i) if 0 <= i < len(vocab) else "unused" for i in ids)
-    return Encoding(
-        ids=tuple(int(i) for i in ids), spans=tuple(spans), kinds=kinds, segments=(0,) * len(ids),
-        segment_list=(Segment("ids", None, text, trusted=True),), text=text,
-    )  # fmt: skip

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from glassbox.beam import Beam
 from glassbox.errors import ParameterError, PromptError, TemplateError
+from glassbox.generation import Request
 from glassbox.policy.policy import Policy
-from glassbox.policy.step import real, whole
+from glassbox.policy.step import needs_of, real, whole
+from glassbox.policy.table import STEPS
 from glassbox.text.conversation import MAX_DEPTH
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 WHOLE = "a sequence of whole numbers"
 STRINGS = "a string or a sequence of strings"
+DRAWING = ("xtc_probability", "mirostat_tau")  # parameters of steps that draw, or go by what was drawn
 MOST_TOKENS = 2**31 - 1  # what max_tokens may be: more than any context
 
 
@@ -115,6 +119,26 @@ def policy_or_default(policy: object) -> Policy:
     if not isinstance(policy, Policy):
         raise ParameterError("policy", policy, "a Policy, such as glassbox.Policy(temperature=0.8)")
     return policy
+
+
+def beams(request: Request) -> None:
+    """That a request can be searched as it says. Raises ParameterError."""
+    beam, policy = request.beam, request.policy
+    if beam is None:
+        return
+    if not isinstance(beam, Beam):
+        raise ParameterError("beam", beam, "a Beam, such as glassbox.Beam(4)")
+    if request.speculate:
+        raise ParameterError("speculate", True, "False with beams")
+    if policy.greedy and beam.width > 1:
+        raise ParameterError("temperature", policy.temperature, "above 0 with beams: greedy leaves one token to each")
+    for name in DRAWING:
+        if getattr(policy, name):
+            raise ParameterError(name, getattr(policy, name), "0 with beams: nothing is drawn")
+    for row in STEPS.values():
+        if needs_of(row.kind) and row.build(policy):
+            name = row.parameters[0]
+            raise ParameterError(name, getattr(policy, name), "left out with beams: it needs further passes of each")
 
 
 def open_store_or_none(store: object) -> Store | None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from glassbox.api import Model, encoding_of, fresh_cache
+from glassbox.api import Model
 from glassbox.engine import Engine
 from glassbox.errors import GlassboxError
 from glassbox.generation import Generation, Request
@@ -31,6 +31,7 @@ from glassbox.model.kernels.pack import LAYOUTS
 from glassbox.model.kernels.program import Matrix, Program
 from glassbox.model.model import TransformerModel, forward
 from glassbox.model.transformer import Sheet
+from glassbox.opening import encoding_of, fresh_cache
 from glassbox.policy.policy import Policy
 from glassbox.trace.rows import Level
 from glassbox.trace.store import open_store

@@ -11,20 +11,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import groupby
 
 import numpy as np
 
-from glassbox.cache.pages import available_memory
+from glassbox.beam import MOST
+from glassbox.cache.pages import PAGE, available_memory
 from glassbox.cache.prefix import PrefixStore
-from glassbox.errors import GlassboxError, OutOfMemory
-from glassbox.generation import Generation, Step
+from glassbox.errors import GlassboxError, NonFiniteLogits, OutOfMemory
+from glassbox.generation import Event, Generation
 from glassbox.model.execute import CHUNK, Part
+from glassbox.model.finite import located
 from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel
+from glassbox.policy.shaped import FORWARD
 from glassbox.types import F32, Sums
 
 BESIDE = 64  # prompt ids in a pass that also decodes: bounds how long the decodes wait
-MOST_RUNNING = 64
+MOST_RUNNING = MOST
+
+Share = tuple[Generation, Generation, list[int]]  # a generation, one of its lanes, and the ids of it that are computed
 
 
 class Engine:
@@ -40,11 +46,13 @@ class Engine:
         """Queue a sequence. Raises OutOfMemory if it could never fit."""
         pool, need = generation.cache.pool, self._need(generation)
         if need > pool.limit:
-            raise OutOfMemory(f"a sequence of up to {self._length(generation)} positions", need, pool.limit)
+            width = generation.request.width
+            many = "a sequence" if width == 1 else f"a beam search of {width} sequences"
+            raise OutOfMemory(f"{many} of up to {self._length(generation)} positions", need, pool.limit)
         with self.lock:
             self.waiting.append(generation)
 
-    def stream(self, generation: Generation) -> Iterator[Step]:
+    def stream(self, generation: Generation) -> Iterator[Event]:
         """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it."""
         self.add(generation)
         try:
@@ -78,48 +86,63 @@ class Engine:
                 elif generation.late:
                     self._end(generation, "time")
             self._admit()
-            chosen = [(g, ids) for g, ids in self._share_out() if self._ready(g, len(ids))]
+            ready = [share for share in self._share_out() if self._ready(*share)]
+            chosen = [share for share in ready if not share[0].done]  # a later lane of it may have found no room
             # Sequences whose inner values are changed in the same way share a pass, with nobody else in it.
-            for changed in dict.fromkeys(g.request.interventions for g, _ in chosen):
-                self._pass([(g, ids) for g, ids in chosen if g.request.interventions == changed])
+            for changed in dict.fromkeys(g.request.interventions for g, *_ in chosen):
+                self._pass([share for share in chosen if share[0].request.interventions == changed])
 
-    def _pass(self, chosen: list[tuple[Generation, list[int]]]) -> None:
+    def _pass(self, chosen: list[Share]) -> None:
         parts, counts, changed = [], [], chosen[0][0].request.interventions
-        for generation, ids in chosen:
+        for generation, lane, ids in chosen:
             generation.start()
-            # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess.
-            whole = len(ids) == len(generation.pending)
-            counts.append(len(ids) if generation.decoding else int(whole))
-            parts.append(
-                Part(np.array(ids, np.int64), generation.cache, range(len(ids) - counts[-1], len(ids)), changed)
-            )
+            # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess;
+            # of all ids of a prompt whose own likelihood was asked for.
+            whole = len(ids) == len(lane.pending)
+            every = lane.decoding or generation.request.prompt_logprobs
+            counts.append(len(ids) if every else int(whole))
+            parts.append(Part(np.array(ids, np.int64), lane.cache, range(len(ids) - counts[-1], len(ids)), changed))
         begin = time.perf_counter_ns()
         betas = [
-            generation.request.policy.betas for (generation, _), n in zip(chosen, counts, strict=True) for _ in range(n)
+            generation.request.policy.betas
+            for (generation, *_), n in zip(chosen, counts, strict=True)
+            for _ in range(n)
         ]
         try:
             logits = self.model.forward_parts(parts).logits  # [sum of counts, V]
             sums = self.model.sum_rows(logits, betas)
         except MemoryError:  # nothing of this pass has happened: no cache has grown
-            for generation, _ in chosen:
+            for generation in dict.fromkeys(generation for generation, *_ in chosen):
                 self._fail(generation, OutOfMemory("a pass of the model", self._pass_bytes(parts), available_memory()))
             return
-        took = time.perf_counter_ns() - begin
-        ends = np.cumsum(counts)
-        for (generation, _), count, end in zip(chosen, counts, ends, strict=True):
+        took, at = time.perf_counter_ns() - begin, 0
+        for generation, lanes in groupby(zip(chosen, counts, strict=True), key=lambda pair: pair[0][0]):
+            count = sum(n for _, n in lanes)
             if count:
-                self._accept(generation, logits[end - count : end], took, sums[end - count : end])
-            generation.cache.trim()
+                self._accept(generation, logits[at : at + count], took, sums[at : at + count])
+            at += count
+            for lane in generation.lanes:
+                lane.cache.trim()
 
     def _pass_bytes(self, parts: list[Part]) -> int:
         """What the logits of a pass take, the largest of its results."""
         return 4 * self.model.vocab_size * sum(len(p.rows) for p in parts)
 
     def _accept(self, generation: Generation, rows: F32, took: int, sums: list[Sums]) -> None:
-        if generation.steps == len(generation.inherited):
-            self._remember(generation, whole_pages=True)
         try:
+            if generation.request.prompt_logprobs and generation.steps == len(generation.inherited):
+                taken = generation.read(rows, sums)
+                rows, sums = rows[taken:], sums[taken:]
+                if not len(rows):
+                    return
+            if generation.steps == len(generation.inherited):
+                # Those that were asked for together begin alike: they may have the page that is not full, too.
+                self._remember(generation, whole_pages=generation.request.group is None)
             generation.accept(rows, took, sums)
+        except NonFiniteLogits as e:
+            changed = generation.request.interventions
+            self._fail(generation, located(e, self.model, generation.ids, changed) if e.where == FORWARD else e)
+            return
         except GlassboxError as e:
             self._fail(generation, e)
             return
@@ -135,8 +158,10 @@ class Engine:
 
     def _admit(self) -> None:
         """Let in whoever fits, in order of arrival."""
-        while self.waiting and len(self.running) < MOST_RUNNING:
+        while self.waiting:
             generation = self.waiting[0]
+            if sum(g.request.width for g in [*self.running, generation]) > MOST_RUNNING:
+                return
             if sum(map(self._need, [*self.running, generation])) > generation.cache.pool.limit:
                 return
             self.running.append(self.waiting.popleft())
@@ -149,32 +174,41 @@ class Engine:
         return min(asked, self.model.context)
 
     def _need(self, generation: Generation) -> int:
-        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied."""
-        shape = generation.cache.pool.shape
-        spare = sum(shape.page_bytes(g) for g in range(len(shape.groups)))
-        return shape.sequence_bytes(self._length(generation)) + spare
+        """Bytes of pages it may come to hold, one page of each group more while a shared one is copied, and those of
+        its policy's further passes. What beams share at the least is the whole pages of the prompt."""
+        shape, length = generation.cache.pool.shape, self._length(generation)
+        prompt = len(generation.request.encoding.ids)
+        need = generation.passes.nbytes(shape, prompt, length) if generation.passes else 0
+        for group in range(len(shape.groups)):
+            pages = shape.pages(group, length)
+            own = min(pages, -(-length // PAGE) - prompt // PAGE)  # of each further beam
+            need += (pages + (generation.request.width - 1) * own + 1) * shape.page_bytes(group)
+        return need
 
-    def _share_out(self) -> list[tuple[Generation, list[int]]]:
+    def _share_out(self) -> list[Share]:
         """Which ids go into the next pass: at most CHUNK; first those that decode, then prompts, in equal shares."""
-        decoding = [(g, g.pending) for g in self.running if g.decoding]
-        reading = [(g, g.pending) for g in self.running if not g.decoding]
+        lanes = [(g, lane, lane.pending) for g in self.running for lane in g.lanes]
+        decoding = [share for share in lanes if share[1].decoding]
+        reading = [share for share in lanes if not share[1].decoding]
         room, chosen = CHUNK - len(decoding), []
-        for generation, ids in decoding:
-            chosen.append((generation, ids[: 1 + room]))  # guesses only as far as there is room
-            room -= len(chosen[-1][1]) - 1
+        for generation, lane, ids in decoding:
+            chosen.append((generation, lane, ids[: 1 + room]))  # guesses only as far as there is room
+            room -= len(chosen[-1][2]) - 1
         if decoding:
             room = min(room, BESIDE)
-        for i, (generation, ids) in enumerate(reading):
+        for i, (generation, lane, ids) in enumerate(reading):
             share = min(len(ids), -(-room // (len(reading) - i)))
             if share > 0:
-                chosen.append((generation, ids[:share]))
+                chosen.append((generation, lane, ids[:share]))
                 room -= share
         return chosen
 
-    def _ready(self, generation: Generation, count: int) -> bool:
+    def _ready(self, generation: Generation, lane: Generation, ids: list[int]) -> bool:
         """Make its next positions writable; a sequence that cannot have them ends, and leaves the others alone."""
+        if generation.done:
+            return False
         try:
-            generation.cache.reserve(generation.cache.length + count)
+            lane.cache.reserve(lane.cache.length + len(ids))
         except OutOfMemory as e:
             self._fail(generation, e)
             return False
@@ -190,6 +224,6 @@ class Engine:
         self._leave(generation)
 
     def _leave(self, generation: Generation) -> None:
-        generation.cache.release()
+        generation.release()
         self.running = [g for g in self.running if g is not generation]
         self.waiting = deque(g for g in self.waiting if g is not generation)

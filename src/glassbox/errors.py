@@ -6,6 +6,7 @@ Each reads as a sentence to a person and carries, as attributes, what a program 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class GlassboxError(Exception):
@@ -72,26 +73,46 @@ class ContextOverflow(GlassboxError):
         self.tokens, self.limit = tokens, limit
 
 
+class GrammarError(GlassboxError):
+    """A grammar is wrong, beyond what is allowed, or not followed. Attributes: param, why, line, column (from 1, or
+    None), at (the number of the output token, from 0, or None)."""
+
+    def __init__(self, why: str, *, line: int | None = None, column: int | None = None, at: int | None = None) -> None:
+        where = f" at line {line}, column {column}" if line is not None else ""
+        when = f" at output token {at}" if at is not None else ""
+        super().__init__(f"grammar{where}{when}: {why}")
+        self.param, self.why, self.line, self.column, self.at = "grammar", why, line, column, at
+
+
 class NonFiniteLogits(GlassboxError):
     """The model or a step produced NaN or +inf. Attributes: where, position (the id), at (the number of the output
-    token, from 0, or None)."""
+    token, from 0, or None), seen (the point of the forward pass where it began, or None), tensor (whose weights have
+    it, or None), ledger (rows of the policy as far as it came)."""
 
-    def __init__(self, where: str, *, position: int | None = None, at: int | None = None) -> None:
+    def __init__(
+        self, where: str, *, position: int | None = None, at: int | None = None, seen: str | None = None,
+        tensor: str | None = None, ledger: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
         which = f" at id {position}" if position is not None else ""
-        when = f" at output token {at}" if at is not None else ""
-        super().__init__(f"non-finite logits after {where}{which}{when}")
+        when = f" at step {at}" if at is not None else ""
+        first = f", first seen at {seen}" if seen is not None else ""
+        whose = f": the weights {tensor!r} are not finite" if tensor is not None else ""
+        super().__init__(f"non-finite logits{when} after {where}{which}{first}{whose}")
         self.where, self.position, self.at = where, position, at
+        self.seen, self.tensor, self.ledger = seen, tensor, tuple(ledger)
 
 
 class EmptySupport(GlassboxError):
     """A policy step removed every token. Attributes: step, others (steps that removed tokens before it), at (the
-    number of the output token, from 0, or None)."""
+    number of the output token, from 0, or None), ledger (rows of the policy, the last one that of this step)."""
 
-    def __init__(self, step: str, others: Sequence[str] = (), at: int | None = None) -> None:
-        where = f" at output token {at}" if at is not None else ""
-        why = f": together with {', '.join(map(repr, others))} it allows none" if others else ""
-        super().__init__(f"no token is left after policy step {step!r}{where}{why}")
-        self.step, self.others, self.at = step, tuple(others), at
+    def __init__(
+        self, step: str, others: Sequence[str] = (), at: int | None = None, ledger: Sequence[Any] = ()
+    ) -> None:
+        when = f" at step {at}" if at is not None else ""
+        who = f"constraints {', '.join(others)} and {step}" if others else f"constraint {step}"
+        super().__init__(f"no token allowed{when}: {who}")
+        self.step, self.others, self.at, self.ledger = step, tuple(others), at, tuple(ledger)
 
 
 class UnknownPoint(GlassboxError):
@@ -108,6 +129,16 @@ class OutOfMemory(GlassboxError):
     def __init__(self, what: str, needed: int, available: int) -> None:
         super().__init__(f"{what} needs {needed:,} bytes, but only {available:,} are available")
         self.needed, self.available = needed, available
+
+
+class NotReproduced(GlassboxError):
+    """A recorded run does not come again as it was, or cannot. Attributes: field (what differs), recorded, found."""
+
+    exit_code = 1
+
+    def __init__(self, why: str, *, field: str, recorded: str, found: str) -> None:
+        super().__init__(why)
+        self.field, self.recorded, self.found = field, recorded, found
 
 
 class StoreError(GlassboxError):

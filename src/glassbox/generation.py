@@ -6,6 +6,7 @@ the model: engine.py asks it which ids it needs computed, and hands it the logit
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from glassbox.beam import Beam, BeamRow
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
@@ -21,8 +23,12 @@ from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
 from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import load
-from glassbox.policy.policy import Candidate, LedgerRow, Policy
-from glassbox.stop import Ending, Kind, Limits, StopWatcher
+from glassbox.outcome import Outcome, Timings, Usage
+from glassbox.passes import Passes
+from glassbox.policy.guide import Guide, compiled
+from glassbox.policy.judge import judge
+from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
+from glassbox.stop import Ending, Kind, Limits, Shown, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.types import F32, Sums
 
@@ -51,10 +57,14 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     stop_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # the text keeps the stop string, or the text of the stop id, that ended it
     sequence: int = 0
+    group: str | None = None  # what runs have in common that were asked for together
+    beam: Beam | None = None  # search instead of drawing
     reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
     salt: str = ""  # reuse only among requests with the same salt
     speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
+    prompt_logprobs: bool = False  # how likely each id of the prompt was; all of it is computed for that
     time_limit: float | None = None  # seconds from arrival
     messages: tuple[Mapping[str, Any], ...] | None = None
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
@@ -71,6 +81,11 @@ class Request:
         """Whether the id of this step was put there rather than drawn."""
         return self.branch is not None and step in self.branch.forced
 
+    @property
+    def width(self) -> int:
+        """How many sequences it may come to be at a time."""
+        return self.beam.width if self.beam else 1
+
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
@@ -83,6 +98,7 @@ class Provenance:
     glassbox: str  # version
     threads: int
     clock: str | None = None  # the time a template saw, ISO 8601
+    kv: str = "f32"  # how keys and values were kept: a key of cache/pages.py's KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,68 +130,80 @@ class Step:
     model_ns: int  # time in the forward pass that gave these logits
     policy_ns: int  # time from logits to the chosen id
     drafted: bool = False  # guessed beforehand and found right
+    text_offset: int | None = None  # characters of prompt and output before its own; bytes of one character share it
+
+
+Event = Step | tuple[BeamRow, ...]  # a token; or all candidates of one step of a beam search
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
+class Rules:
+    """What holds at a step: of those that a branch has from its parent, what held there."""
 
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Nanoseconds on a monotonic clock. Per-token time excludes the first token, which is prefill's."""
-
-    queue_ns: int
-    first_token_ns: int | None  # from arrival to the first token
-    total_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended."""
-
-    ending: Ending
-    text: str
-    usage: Usage
-    timings: Timings
-    reuse: str | None = None  # why no more of the prompt came out of the cache; None where none was looked for
+    policy: Policy
+    seed: int
+    guide: Guide | None
+    limits: Limits
 
 
 class Generation:
     """One sequence on its way: which ids wait to be computed, and what each row of logits turns into.
 
-    steps: what a branch has from its parent, in order. force: the id to put at the step after these.
+    passes: what its policy needs beside one row of logits (policy.needs); then nothing is guessed. steps: what a branch
+    has from its parent, in order. force: the id to put at the step after these.
     """
 
     def __init__(
-        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, steps: Sequence[Step] = (),
-        force: int | None = None,
+        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, passes: Passes | None = None,
+        steps: Sequence[Step] = (), force: int | None = None,
     ) -> None:  # fmt: skip
         prompt = request.encoding.ids
-        self.request, self.cache, self._context = request, cache, context
+        self.request, self.cache, self.passes = request, cache, passes
+        self._context = context - (passes.longer if passes else 0)
         self.ids = [*prompt, *(step.id for step in steps)]  # prompt and output
         self.given = len(self.ids)  # of them were there before anything is chosen
-        self.steps = len(steps)
+        self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
+        self.steps = 0
         self.reused: Reuse | None = None
-        self.inbox: deque[Step | GlassboxError] = deque()  # made, but not yet asked for
+        self.inbox: deque[Event | GlassboxError] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
+        self.prompt_logprobs: list[float | None] = [None]  # as far as they are known; nothing comes before the first
         self._detokenizer = tokenizer.detokenizer(prompt)
-        self._stops = StopWatcher(request.stop)
-        self._limits = Limits(
-            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens, context=context,
-            ignore_eos=request.ignore_eos,
-        )  # fmt: skip
+        self._begin = len(request.encoding.text) - bool(self._detokenizer.held)  # a character it only began is output's
+        self._stops = StopWatcher(request.stop, include_stop=request.include_stop)
+        made = request.branch.made if request.branch else ()
+        # A bad grammar is an error here, before anything runs.
+        self._rules = [(end, self._ruled(policy, seed, tokenizer)) for end, policy, seed in made]
+        self._own = self._ruled(request.policy, request.seed, tokenizer)
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
         self._first_token: int | None = None
+        self._last_token: int | None = None
         self._draft: list[int] = []
-        self._lookup = PromptLookup() if request.speculate else None
-        self._force = force
+        self._logprobs: list[float] = []  # of each output id, as it was drawn
+        self._lookup = PromptLookup() if request.speculate and passes is None else None
+        self.force = force  # the next id, whatever the policy says
         self.inherited = tuple(map(self._inherit, steps))
+
+    def _ruled(self, policy: Policy, seed: int, tokenizer: Tokenizer) -> Rules:
+        r, grammar = self.request, policy.grammar
+        limits = Limits(
+            eos_ids=tokenizer.eos_ids, stop_ids=r.stop_ids, max_tokens=r.max_tokens, context=self._context,
+            ignore_eos=r.ignore_eos, min_tokens=policy.min_tokens,
+        )  # fmt: skip
+        guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
+        return Rules(policy, seed, guide, limits)
+
+    def _rules_of(self, step: int) -> Rules:
+        """As `Request.under`."""
+        return next((rules for end, rules in self._rules if step < end), self._own)
+
+    @property
+    def lanes(self) -> Sequence[Generation]:
+        """The sequences that want a place in the next pass, each with a cache of its own."""
+        return (self,)
 
     @property
     def pending(self) -> list[int]:
@@ -206,6 +234,14 @@ class Generation:
         if self._started is None:
             self._started = time.perf_counter_ns()
 
+    def read(self, rows: F32, sums: Sequence[Sums]) -> int:
+        """Rows of logits of the next ids that were given [n, V] -> how likely the ids after them were. Returns how many
+        rows it took: what is left is about the first new token. Raises NonFiniteLogits."""
+        ids, known = self.ids[: self.given], len(self.prompt_logprobs)
+        after = ids[known : known + len(rows)]
+        self.prompt_logprobs += [judge(r, i, s).logprob for r, i, s in zip(rows, after, sums, strict=False)]
+        return len(after)
+
     def accept(self, rows: F32, model_ns: int, sums: Sequence[Sums] = ()) -> None:
         """Rows of logits for the last id and each guessed one [n, V] -> tokens, as far as the guesses were right."""
         draft, self._draft = self._draft, []
@@ -226,23 +262,32 @@ class Generation:
     def advance(self, logits: F32, model_ns: int, drafted: bool = False, sums: Sums | None = None) -> Step:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
-        r, position = self.request, len(self.ids)
-        n = len(r.encoding.ids)
-        past = {"prompt_ids": self.ids[:n], "output_ids": self.ids[n:]}
-        shaped = r.policy.shape(logits, **past, sums=sums, seed=r.seed, sequence=r.sequence)
-        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=position, force=self._force)
-        self._force = None
-        chosen = time.perf_counter_ns()
+        shaped = self.shape(logits, sums)
+        seed, sequence = self._rules_of(self.steps).seed, self.request.sequence
+        choice = choose(shaped, seed=seed, sequence=sequence, position=len(self.ids), force=self.force)
+        self.force = None
+        return self.take(choice, shaped, model_ns, begin, drafted)
+
+    def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
+        """What the policy makes of a row of logits [V] about the next id."""
+        r, rules, n = self.request, self._rules_of(self.steps), len(self.request.encoding.ids)
+        views = self.passes.views(self.ids, self.cache) if self.passes else None
+        return rules.policy.shape(
+            logits, self._prompt, self.ids[n:], sums=sums, seed=rules.seed, sequence=r.sequence, guide=rules.guide,
+            logprobs=self._logprobs, views=views,
+        )  # fmt: skip
+
+    def take(self, choice: Choice, shaped: Shaped, model_ns: int, begin: int, drafted: bool = False) -> Step:
+        """Go on by the id that was chosen. begin: when the work on these logits began."""
+        chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
+        self._logprobs.append(choice.logprob_final)
         self.steps += 1
-        shown = self._stops.feed(self._detokenizer.feed(choice.id))
-        ending = self._limits.check(choice.id, generated=self.steps, length=len(self.ids), matched=shown.matched)
-        text = shown.text
-        if ending is not None and ending.kind != "stop_string":
-            text += self._rest()
+        text, ending, offset = self._show(choice.id)
         self._text.append(text)
         if self._first_token is None:
             self._first_token = chosen
+        self._last_token = chosen
         if ending is not None:
             self._end(ending)
         return Step(
@@ -255,40 +300,90 @@ class Generation:
             ledger=shaped.ledger,
             candidates=shaped.candidates(CANDIDATES, include=(choice.id,)),
             entropy=shaped.ledger[0].entropy,
-            logits_hash=logits_hash(logits),
+            logits_hash=logits_hash(shaped.logits),
             model_ns=model_ns,
             policy_ns=chosen - begin,
             drafted=drafted,
+            text_offset=offset,
         )
 
     def _inherit(self, step: Step) -> Step:
         """A step that was made before, with its text as it becomes visible here: more may follow than did there."""
-        text = self._stops.feed(self._detokenizer.feed(step.id)).text
-        self._text.append(text)
-        return replace(step, text=text, bytes=self._vocab.bytes_of(step.id))
+        self.steps += 1
+        self._logprobs.append(step.choice.logprob_final)
+        shown, offset = self._feed(step.id)
+        self._text.append(shown.text)
+        return replace(step, text=shown.text, bytes=self._vocab.bytes_of(step.id), text_offset=offset)
+
+    def _feed(self, token: int) -> tuple[Shown, int]:
+        """What the text of its newest token lets be seen, and where that text begins."""
+        armed = self._rules_of(self.steps - 1).limits.armed(self.steps)
+        piece = self._detokenizer.feed(token)
+        offset = self._begin + self._detokenizer.offset
+        if token in self.request.stop_ids and armed and not self.request.include_stop:
+            piece = ""
+        return self._stops.feed(piece, armed=armed), offset
+
+    def _show(self, token: int) -> tuple[str, Ending | None, int]:
+        """What becomes visible with a token, whether it ends the run, and where its text begins."""
+        shown, offset = self._feed(token)
+        ending = self._rules_of(self.steps - 1).limits.check(
+            token, generated=self.steps, length=len(self.ids), matched=shown.matched, complete=self._complete
+        )  # fmt: skip
+        text, matched = shown.text, shown.matched
+        if ending is not None and matched is None:
+            rest, matched = self._rest()
+            text += rest
+            if matched is not None:  # an unfinished character shows as U+FFFD, which may complete a stop
+                ending = Ending("stop_string", matched)
+        return text, ending, offset
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the grammar allows no more. One that min_tokens forbids to end goes on, into an EmptySupport."""
+        rules = self._rules_of(self.steps - 1)
+        if rules.guide is None or self.steps < rules.policy.min_tokens:
+            return False
+        return rules.guide.finished(self.ids[len(self.request.encoding.ids) :])
+
+    def fork(self) -> Generation:
+        """Another sequence with the same past. Only the cache is still this one's."""
+        twin = copy.copy(self)
+        twin.ids, twin._text, twin._logprobs = list(self.ids), list(self._text), list(self._logprobs)
+        twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
+        return twin
+
+    def release(self) -> None:
+        """Give back what it holds of the cache."""
+        self.cache.release()
+        if self.passes is not None:
+            self.passes.release()
 
     def stop(self, kind: Kind, detail: str | None = None) -> None:
         """End it from outside (cancelled, error). What was held back is text after all."""
         if self.outcome is None:
-            self._text.append(self._rest())
+            self._text.append(self._rest()[0])
             self._end(Ending(kind, detail))
 
-    def _rest(self) -> str:
-        """What the stop watcher and the detokenizer still hold, in that order."""
-        shown = self._stops.feed(self._detokenizer.flush())
-        return shown.text + self._stops.flush()
+    def _rest(self) -> tuple[str, str | None]:
+        """What the stop watcher and the detokenizer still hold, in that order, and the stop that this completes."""
+        armed = self._rules_of(self.steps - 1).limits.armed(self.steps)
+        shown = self._stops.feed(self._detokenizer.flush(), armed=armed)
+        return shown.text + self._stops.flush(), shown.matched
 
     def _end(self, ending: Ending) -> None:
         now = time.perf_counter_ns()
         arrived, started = self._arrived, self._started if self._started is not None else now
-        first = None if self._first_token is None else self._first_token - arrived
+        first, last = (None if t is None else t - arrived for t in (self._first_token, self._last_token))
         usage = Usage(len(self.request.encoding.ids), self.cached, self.steps)
-        timings = Timings(queue_ns=started - arrived, first_token_ns=first, total_ns=now - arrived)
+        timings = Timings(started - arrived, first, now - arrived, last)
         self.outcome = Outcome(ending, "".join(self._text), usage, timings, self._reuse_told())
 
     def _reuse_told(self) -> str | None:
         """Why no more of the prompt came out of the cache, with the tokens that differ and whose text it is."""
         r, encoding = self.reused, self.request.encoding
+        if self.request.prompt_logprobs:
+            return "every id was computed: the prompt's logprobs were asked for"
         if r is None or r.had is None:
             return r.why if r else None
         had, now = self._vocab.text_of(r.had), self._vocab.text_of(self.ids[r.matched])

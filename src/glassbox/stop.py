@@ -4,6 +4,12 @@ In: pieces of text, as the detokenizer lets them go; ids and counts. Out: what m
 back, and the one `Ending`, recorded when it happens. `StopWatcher` holds back exactly the longest suffix
 that could still become a stop string, so nothing is shown that a stop would take back, and nothing waits
 that could not.
+
+Of several causes one is recorded. For a token: end of sequence, stop id, stop string, max_tokens, end of the
+context, in this order. Of stop strings: the one that completes first in characters; of those that complete
+at the same character the one that begins earliest. So neither the borders of tokens nor the order of the
+list matter. Before min_tokens neither ids nor strings end a run: a stop that completes there is ordinary
+text; the first one that completes with token number min_tokens, or later, ends it.
 But: it knows no tokens' text. A stop string may begin and end inside tokens; only characters count.
 """
 
@@ -21,12 +27,13 @@ from glassbox.types import FinishReason
 MAX_STOPS = 32
 MAX_STOP_CHARS = 1024
 
-Kind = Literal["eos", "stop_id", "stop_string", "max_tokens", "context_end", "cancelled", "time", "error"]
+Kind = Literal["eos", "stop_id", "stop_string", "grammar", "max_tokens", "context_end", "cancelled", "time", "error"]
 
 _FINISH: dict[str, FinishReason] = {
     "eos": "stop",
     "stop_id": "stop",
     "stop_string": "stop",
+    "grammar": "stop",
     "max_tokens": "length",
     "context_end": "length",
     "cancelled": "cancelled",
@@ -64,6 +71,7 @@ class Limits:
     max_tokens: int | None = None  # generated
     context: int | None = None  # prompt and generated
     ignore_eos: bool = False
+    min_tokens: int = 0  # generated: before so many no id and no string ends it
 
     def __post_init__(self) -> None:
         for name in ("eos_ids", "stop_ids"):
@@ -71,17 +79,27 @@ class Limits:
         for name in ("max_tokens", "context"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _whole(name, getattr(self, name), 1))
+        object.__setattr__(self, "min_tokens", _whole("min_tokens", self.min_tokens, 0))
 
-    def check(self, token_id: int, *, generated: int, length: int, matched: str | None = None) -> Ending | None:
+    def armed(self, generated: int) -> bool:
+        """Whether ids and strings may end it at token number `generated`, from 1."""
+        return generated >= self.min_tokens
+
+    def check(
+        self, token_id: int, *, generated: int, length: int, matched: str | None = None, complete: bool = False
+    ) -> Ending | None:
         """Whether the token just made ends the run. `generated` counts it; `length` counts the prompt too;
-        `matched` is the stop string its text completed. The first cause wins: a stop on the last allowed
-        token is a stop."""
-        if token_id in self.eos_ids and not self.ignore_eos:
-            return Ending("eos", token_id)
-        if token_id in self.stop_ids:
-            return Ending("stop_id", token_id)
-        if matched is not None:
-            return Ending("stop_string", matched)
+        `matched` is the stop string its text completed; `complete`: a grammar allows no more. The first cause
+        wins: a stop on the last allowed token is a stop."""
+        if self.armed(generated):
+            if token_id in self.eos_ids and not self.ignore_eos:
+                return Ending("eos", token_id)
+            if token_id in self.stop_ids:
+                return Ending("stop_id", token_id)
+            if matched is not None:
+                return Ending("stop_string", matched)
+            if complete:
+                return Ending("grammar")
         if self.max_tokens is not None and generated >= self.max_tokens:
             return Ending("max_tokens", self.max_tokens)
         if self.context is not None and length >= self.context:
@@ -112,8 +130,9 @@ class StopWatcher:
         self._held = ""
         self._matched: str | None = None
 
-    def feed(self, text: str) -> Shown:
-        """Take more text. After a match everything more is dropped."""
+    def feed(self, text: str, *, armed: bool = True) -> Shown:
+        """Take more text. After a match everything more is dropped. Not `armed`: a stop that completes in this text
+        is ordinary text, though one that begins in it may complete later."""
         if self._matched is not None:
             return Shown("", "", self._matched)
         if len(self._next) == 1:  # no stops: nothing to look for
@@ -122,7 +141,10 @@ class StopWatcher:
         for at, char in enumerate(text, start=len(self._held) + 1):
             self._state = self._step(self._state, char)
             stop = self._stop[self._state]
-            if stop is not None:
+            if not armed:
+                while self._state and not self._next[self._state]:  # nothing longer can come of it
+                    self._state = self._fail[self._state]
+            elif stop is not None:
                 self._matched, self._held, self._state = stop, "", 0
                 return Shown(seen[: at if self._include else at - len(stop)], "", stop)
         shown = len(seen) - self._depth[self._state]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from typing import TypeGuard
 
 from glassbox.engine import Engine
-from glassbox.generation import Generation, PromptToken, Provenance, Request, Step
+from glassbox.errors import GlassboxError
+from glassbox.generation import Event, Generation, PromptToken, Provenance, Request, Step
 from glassbox.trace.again import Opened
 from glassbox.trace.record import Recorder, Run
 
@@ -17,6 +19,7 @@ class Stream:
 
     def __init__(self, opened: Opened, generation: Generation, recorder: Recorder, provenance: Provenance) -> None:
         self._generation, self._recorder, self._opened = generation, recorder, opened
+        self.provenance = provenance
         recorder.begin(generation.request, provenance)
         for step in generation.inherited:
             recorder.step(step)
@@ -55,22 +58,36 @@ class Stream:
     def _go(self, engine: Engine) -> Generator[Step]:
         failure: BaseException | None = None
         try:
-            for step in engine.stream(self._generation):
-                if step.step == len(self._generation.inherited):
-                    self._recorder.prompt(self._prompt())
-                self._recorder.step(step)
-                yield step
+            for event in engine.stream(self._generation):
+                if self._record(event):
+                    yield event
         except BaseException as e:
             failure = e
             raise
         finally:
             self._finish(failure)
 
+    def _record(self, event: Event) -> TypeGuard[Step]:
+        """Whether it is a token. Of a beam search the first step's candidates say that the prompt was read."""
+        first = event[0] if isinstance(event, tuple) else event
+        if first.step == len(self.inherited) and (self.request.beam is None or first is not event):
+            self._recorder.prompt(self._prompt())
+        if isinstance(event, tuple):
+            self._recorder.beams(event)
+            return False
+        self._recorder.step(event)
+        return True
+
     def _finish(self, failure: BaseException | None) -> None:
         """Record how it ended: by itself, by whoever left the loop, or by an error."""
         cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
         if cancelled:
             self._generation.stop("cancelled")
+        if self.request.beam and not isinstance(failure, GlassboxError):  # the best so far, which nobody asked for yet
+            while self._generation.inbox:
+                event = self._generation.inbox.popleft()
+                if not isinstance(event, GlassboxError):
+                    self._record(event)
         if self._generation.outcome is not None and cancelled:
             self._recorder.end(self._generation.outcome)
         elif failure is not None:
@@ -80,10 +97,11 @@ class Stream:
     def _prompt(self) -> list[PromptToken]:
         """The prompt's positions as a trace has them; the first ones may have come out of a cache."""
         encoding, reused = self.request.encoding, self._generation.cached
+        known = dict(enumerate(self._generation.prompt_logprobs))
         return [
             PromptToken(
                 position=i, id=token, bytes=self._opened.tokenizer.vocab.bytes_of(token), segment=encoding.segments[i],
-                kv="reused" if i < reused else "computed", logprob=None,
+                kv="reused" if i < reused else "computed", logprob=known.get(i),
             )
             for i, token in enumerate(encoding.ids)
         ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, branch, models, policy, runs, tokenize, trace, whatif
+from glassbox.cli import bench, branch, diff, explain, models, policy, replay, runs, score, tokenize, trace, whatif
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -32,7 +32,12 @@ app.command("runs")(runs.runs)
 app.command("show")(runs.show)
 app.command("whatif")(policy.with_flags(whatif.whatif))
 app.command("branch")(policy.with_flags(branch.branch))
+app.command("replay")(replay.replay)
+app.command("tensor")(replay.tensor)
+app.command("explain")(explain.explain)
+app.command("diff")(diff.diff)
 app.command("tokenize")(tokenize.tokenize)
+app.command("score")(score.score)
 app.command("pull")(models.pull_model)
 app.command("models")(models.models)
 app.command("show-model")(models.show_model)

@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from glassbox.api import said_by, tokenizer_of
 from glassbox.cache.pages import KINDS
 from glassbox.errors import GlassboxError, ParameterError
 from glassbox.model.config import spec_of
 from glassbox.model.spec import ModelSpec
 from glassbox.model.weights import check_weights
+from glassbox.opening import said_by, tokenizer_of
 from glassbox.provenance import tokenizer_digest
 from glassbox.text.absent import NoTokenizer
 from glassbox.text.template_files import templates_from_folder, templates_from_gguf

@@ -39,7 +39,8 @@ class Names:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._own = {p.id: p.bytes for p in run.prompt} | {s.id: s.bytes for s in run.steps}
+        self._own = {r.id: r.bytes for r in run.tried} | {p.id: p.bytes for p in run.prompt}
+        self._own |= {s.id: s.bytes for s in run.steps}
 
     def bytes_of(self, token: int) -> bytes:
         if self._own.get(token):
@@ -50,7 +51,7 @@ class Names:
     @cached_property
     def _vocab(self) -> Vocab | None:
         """The vocabulary, if the model is here and its tokenizer is the one the run was made with."""
-        from glassbox.api import load_tokenizer, metadata_of
+        from glassbox.opening import load_tokenizer, metadata_of
         from glassbox.provenance import tokenizer_digest
         from glassbox.weights.source import known_models
 

@@ -39,7 +39,10 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     out.field("policy   ", policy_line(request))
     for one in request.interventions:
         out.field("changed  ", str(one), "yellow")
-    if not request.policy.greedy:
+    for name, source in request.sources.items():
+        if "not honoured" in source:
+            out.field("note: ", f"{name} of the {source}", "yellow")
+    if not request.policy.greedy and request.beam is None:
         out.field("seed     ", str(request.seed))
 
 

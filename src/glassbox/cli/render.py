@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from glassbox.cli.beams import beams_at, beams_of_run
 from glassbox.cli.names import Named, Names, described, model_name
 from glassbox.cli.output import Out, console
 from glassbox.cli.prompt import prompt
@@ -33,9 +34,11 @@ class Live:
 
     def __init__(self, model: Model, note: str = "") -> None:
         self.model, self.note, self.out = model, note, console()
+        self.beams = False
 
     def head(self, request: Request) -> None:
         """What goes in: template with its segments, ids with their bytes, policy."""
+        self.beams = request.beam is not None
         if self.note:
             self.out.field("note: ", self.note, "yellow")
         self.out.field("", f"{model_name(request.model)}: {described(self.model)}")
@@ -43,7 +46,8 @@ class Live:
         steps_head(self.out)
 
     def step(self, step: Step) -> None:
-        self.out.row(step_line(step, self.model.tokenizer.vocab, self.out.width))
+        undrawn = "beams" if self.beams else "greedy"
+        self.out.row(step_line(step, self.model.tokenizer.vocab, self.out.width, undrawn))
 
     def tail(self, run: Run, store: Store, store_given: bool) -> None:
         """What came of it. Commands to be copied are not broken, whatever the width."""
@@ -61,11 +65,11 @@ def steps_head(out: Out) -> None:
     out.row(head + "instead" * (out.width >= INSTEAD + ROOM), "bold")
 
 
-def step_line(step: Step, vocab: Named, width: int) -> Text:
+def step_line(step: Step, vocab: Named, width: int, undrawn: str = "greedy") -> Text:
     """One generated token: its text, probability before and after the policy, the draw, the best alternatives."""
     c = step.choice
     before, after = percent(c.logprob_raw), percent(c.logprob_final)
-    draw = "greedy" if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
+    draw = undrawn if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
     if not c.cdf_lo <= (c.u or 0.0) < c.cdf_hi:
         draw = "forced" if c.u is None else f"forced, drew {bare(c.u)}"
     line = Text(f"{step.step:>4}{'+' if step.drafted else ' '} ")
@@ -92,6 +96,8 @@ def alternative(x: Candidate, vocab: Named, room: int) -> str:
 
 def summary(out: Out, run: Run) -> None:
     """How it ended, and what it took."""
+    if run.request.prompt_logprobs:
+        prompt_logprobs(out, run)
     out.print()
     out.row("text", "bold")
     out.field("", inert(run.text, lines=True) if run.retain == "text" else "not kept", "")
@@ -104,7 +110,19 @@ def summary(out: Out, run: Run) -> None:
     if run.outcome and run.outcome.reuse:
         out.field("cache    ", run.outcome.reuse, "")
     out.field("time     ", times(run), "")
+    if run.speed and run.speed.prefill_per_s is not None:
+        read = f"{run.speed.evaluated_tokens:,} prompt tokens read at {run.speed.prefill_per_s:,.0f}/s"
+        out.field("speed    ", f"{read}, after {run.speed.queue_s * 1e3:.1f} ms in the queue", "")
     problem(out, run)
+
+
+def prompt_logprobs(out: Out, run: Run) -> None:
+    """Of each token of the prompt its logprob, given the ones before it."""
+    out.print()
+    out.row("prompt logprobs", "bold")
+    numbers = ((p, "-" if p.logprob is None else f"{p.logprob:.4f}") for p in run.prompt)
+    for line in flow((f"{p.id} {quoted(p.bytes, TOKEN)} {number}" for p, number in numbers), out.width - 2):
+        out.row(f"  {line}")
 
 
 def problem(out: Out, run: Run) -> None:
@@ -119,22 +137,19 @@ def ending(run: Run) -> str:
     if kind == "time":
         kind, details = "time_limit", [run.request.time_limit]
     if not details:
-        return run.finish_reason
+        return run.finish_reason if kind in (run.finish_reason, "error") else f"{run.finish_reason} ({kind})"
     words = [quoted(d.encode()) if kind == "stop_string" else inert(str(d)) for d in details]
     return f"{run.finish_reason} ({' '.join(words if kind == run.finish_reason else [kind, *words])})"
 
 
 def times(run: Run) -> str:
     """Time to the first token apart from time per token: they measure prefill and decode."""
-    t = run.timings
-    if t is None or t.first_token_ns is None:
+    s = run.speed
+    if s is None:
         return "no token was made"
-    text = f"first token {t.first_token_ns / 1e6:.1f} ms"
-    b = run.request.branch
-    rest = run.usage.completion_tokens - 1 - (b.step or 0 if b else 0)
-    if rest > 0:
-        per = (t.total_ns - t.first_token_ns) / rest
-        text += f", then {per / 1e6:.1f} ms a token ({1e9 / per:.0f} tokens/s)"
+    text = f"first token {s.first_token_s * 1e3:.1f} ms"
+    if s.gap_s is not None and s.decode_per_s is not None:
+        text += f", then {s.gap_s * 1e3:.1f} ms a token ({s.decode_per_s:.0f} tokens/s)"
     return text
 
 
@@ -159,8 +174,13 @@ def whole_run(out: Out, run: Run, branches: Sequence[tuple[str, int | None]] = (
     prompt(out, run.request, names)
     steps_head(out)
     for step in run.steps:
-        out.row(step_line(step, names, out.width))
+        out.row(step_line(step, names, out.width, "beams" if run.beams else "greedy"))
     not_kept(out, run)
+    beams_of_run(out, run, names)
+    if run.failed:
+        out.print()
+        out.field("failed   ", f"step {len(run.steps)}: the policy came so far", "yellow")
+        ledger(out, run.failed, names)
     summary(out, run)
 
 
@@ -173,7 +193,8 @@ def one_step(out: Out, run: Run, at: int) -> None:
     out.field("after    ", f"…{inert(before)}" if before else "the prompt", "")
     out.field("chosen   ", f"{step.id} {quoted(step.bytes)}, rank {c.rank_raw} of the model's own distribution", "")
     out.field("logprob  ", f"{c.logprob_raw:.4f} before the policy, {c.logprob_final:.4f} after", "")
-    drawn = "greedy: nothing was drawn" if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
+    undrawn = f"{'beams' if run.beams else 'greedy'}: nothing was drawn"
+    drawn = undrawn if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
     out.field("draw     ", drawn + (f", {c.ties} others tied" if c.ties else ""), "")
     out.field("logits   ", f"xxh64 {step.logits_hash}, entropy {step.entropy:.3f} nats", "")
     problem(out, run)
@@ -184,6 +205,7 @@ def one_step(out: Out, run: Run, at: int) -> None:
     if step.candidates:
         out.print()
         candidates(out, step, names)
+    beams_at(out, run, at, names)
 
 
 def not_kept(out: Out, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,7 +27,8 @@ def runs(
 
     found = newest(store, limit)
     if as_json:
-        keys = ("id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem", "parent", "parent_step")
+        keys = ["id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem"]
+        keys += ["group", "sequence", "beams", "parent", "parent_step"]
         print_json([{"created": r.created.isoformat()} | {k: getattr(r, k) for k in keys} for r in found])
         return
     out = console()
@@ -39,6 +40,10 @@ def runs(
         name, when = inert(model_name(r.model), width=16), r.created.astimezone()
         what = f"{padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}"
         out.row(f"{r.id:<14}  {what}  {branched(r, depth)}")
+        if r.group is not None:
+            out.field("  group  ", f"{r.group}, sample {r.sequence}", "")
+        if r.beams is not None:
+            out.field("  beams  ", str(r.beams), "")
         if r.problem:
             out.field("  trace  ", r.problem, "yellow")
 
@@ -86,21 +91,34 @@ def show(
 ) -> None:
     """Show a recorded run, or one step of it."""
     from glassbox.cli import render
+    from glassbox.cli.beams import beams_at
+    from glassbox.cli.names import Names
 
     if not newest(store, 1):
         raise GlassboxError(NO_RUNS)
     with open_store(store, readonly=True) as opened:
         found = opened.load(run)
         branches = opened.branches(found.run_id)
-    if at is not None and not 0 <= at < len(found.steps):
-        most = len(found.steps) - 1
-        raise ParameterError("at", at, f"a step from 0 to {most}" if found.steps else "left out: the run has no steps")
+    steps = max(len(found.steps), found.beams.steps if found.beams else 0)  # a search may go on after what it finds
+    if at is not None and not 0 <= at < steps:
+        raise ParameterError("at", at, f"a step from 0 to {steps - 1}" if steps else "left out: the run has no steps")
     if as_json:
         whole = found.to_dict()
-        print_json(whole if at is None else whole["steps"][at])
+        print_json(whole if at is None else step_of(whole, at))
         return
     out = console()
     if at is None:
         render.whole_run(out, found, branches)
+    elif at >= len(found.steps):
+        out.field("run      ", f"{found.run_id}, step {at}, after the end of what was found")
+        beams_at(out, found, at, Names(found))
     else:
         render.one_step(out, found, at)
+
+
+def step_of(whole: dict[str, Any], at: int) -> dict[str, Any]:
+    """One step of a run as plain values, with the candidates of a beam search beside it."""
+    step: dict[str, Any] = whole["steps"][at] if at < len(whole["steps"]) else {"step": at}
+    if whole["beams"] is None:
+        return step
+    return step | {"beams": [row for row in whole["beams"]["rows"] if row["step"] == at]}

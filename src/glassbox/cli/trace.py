@@ -28,24 +28,19 @@ from glassbox.cli.output import (
     print_json,
     read_text,
 )
-from glassbox.cli.policy import policy_of
+from glassbox.cli.policy import policy_of, values_of
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from glassbox.api import Model
+    from glassbox.beam import Beam
     from glassbox.cli.render import Live
     from glassbox.policy.policy import Policy
     from glassbox.stream import Stream
     from glassbox.trace.record import Run
 
+EARLY: Mapping[str, bool | str] = {"no": False, "yes": True, "never": "never"}
 NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
-# parameter -> (key in a GGUF file, value when neither the file nor a flag says anything)
-DEFAULTS: Mapping[str, tuple[str, float]] = {
-    "temperature": ("general.sampling.temp", 0.8),
-    "top_k": ("general.sampling.top_k", 0),
-    "top_p": ("general.sampling.top_p", 0.95),
-    "min_p": ("general.sampling.min_p", 0.0),
-}
 
 
 def trace(
@@ -58,18 +53,35 @@ def trace(
     template: str = TemplateOption,
     template_arg: list[str] = TemplateArgOption,
     raw: bool = typer.Option(False, "--raw", help="The prompt as it is, without the chat template."),
+    negative_prompt: str = typer.Option(
+        None, "--negative-prompt", metavar="TEXT", help="As --negative-ids, in words; see --guidance-scale."
+    ),
     seed: int = typer.Option(None, "--seed", metavar="N", help="Drawn and shown when not given."),
     max_tokens: int = typer.Option(256, "--max-tokens", metavar="N", help="Stop after N tokens."),
     stop: list[str] = typer.Option([], "--stop", metavar="TEXT", help="Stop where the text reads so; may be repeated."),
     time_limit: float = typer.Option(None, "--time-limit", metavar="SECONDS", help="Stop after so long."),
+    include_stop: bool = typer.Option(False, "--include-stop", help="The text keeps the stop that ended it."),
+    n: int = typer.Option(1, "--n", metavar="N", help="So many texts at once, under one seed."),
+    beams: int = typer.Option(None, "--beams", metavar="N", help="Search with N beams instead of drawing."),
+    length_penalty: float = typer.Option(None, "--length-penalty", metavar="P", help="Above 0 favours long texts."),
+    early_stopping: str = typer.Option(None, "--early-stopping", metavar="HOW", help="no, yes or never."),
+    beam_groups: int = typer.Option(None, "--beam-groups", metavar="G", help="Beams in G groups that differ."),
+    diversity_penalty: float = typer.Option(None, "--diversity-penalty", metavar="D", help="How much they differ."),
+    returned: int = typer.Option(None, "--returned", metavar="R", help="Show the best R hypotheses."),
     ignore_eos: bool = typer.Option(False, "--ignore-eos", help="Go on past the end-of-sequence token."),
     speculate: bool = typer.Option(False, "--speculate", help="Check guessed ids in one pass; changes no token."),
+    no_file_defaults: bool = typer.Option(
+        False, "--no-file-defaults", help="Leave aside what the model file says about sampling."
+    ),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
     ablate: list[str] = AblateOption,
     scale: list[str] = ScaleOption,
     replace: list[str] = ReplaceOption,
     positions: str = PositionsOption,
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
+    prompt_logprobs: bool = typer.Option(
+        False, "--prompt-logprobs", help="How likely each token of the prompt was; computes all of it."
+    ),
     level: str = typer.Option(
         "look", "--level", metavar="LEVEL", help="What is recorded: look (all), or ids (no ledger, no candidates)."
     ),
@@ -82,6 +94,7 @@ def trace(
     Sampling parameters that are not given come from the model file where it has them; the output says which.
     """
     from glassbox.cache.pages import KINDS
+    from glassbox.cli.beams import beams_of_run
     from glassbox.cli.names import model_name
     from glassbox.cli.render import Live
 
@@ -90,15 +103,22 @@ def trace(
     for name, value, allowed in (("level", level, ("look", "ids")), ("kv", kv, tuple(KINDS))):
         if value not in allowed:
             raise ParameterError(name, value, f"one of {', '.join(allowed)}")
+    if negative_prompt is not None and "negative_ids" in flags:
+        raise ParameterError("negative_prompt", negative_prompt, "left out where negative_ids is given")
     if raw and system is not None:
         raise PromptError("--system needs the chat template, which --raw leaves out", param="system")
     chat = chat_flags(messages, tools, template, template_arg, continue_final)
     if raw and chat:
         raise PromptError("--raw leaves out the chat template, which the other flags are for")
+    beam = beam_of(
+        beams, n, length_penalty=length_penalty, early_stopping=early_stopping, groups=beam_groups,
+        diversity_penalty=diversity_penalty, returned=returned,
+    )  # fmt: skip
     text, head = said(prompt, system, messages is not None)
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
-        reuse=not no_reuse, level=level, interventions=interventions(ablate, scale, replace, positions),
+        reuse=not no_reuse, level=level, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
+        interventions=interventions(ablate, scale, replace, positions),
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)
@@ -110,11 +130,21 @@ def trace(
             chat["template"] = template_text(template, loaded.tokenizer.templates)
         talk = {"messages": [*head, {"role": "user", "content": text}]}
         asked |= {"prompt": text} if raw or plain else talk | chat
-        asked["policy"], asked["sources"] = choose_policy(loaded, flags)
-        stream = loaded.stream(store=opened, **asked)
+        if negative_prompt is not None:
+            flags = {**flags, "negative_ids": negative_ids(loaded, negative_prompt)}
+        use_file = not no_file_defaults
+        asked["policy"], asked["sources"] = (
+            choose_policy(loaded, flags, use_file) if beam is None else (policy_of(flags), {})
+        )
+        if n != 1:
+            many(loaded, n, asked | {"store": opened}, as_json)
+            return
+        stream = loaded.stream(store=opened, beam=beam, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
         run, interrupted = run_trace(stream, live)
         if live:
+            if run.beams:
+                beams_of_run(live.out, run, loaded.tokenizer.vocab)
             live.tail(run, opened, store is not None)
         else:
             print_json(run.to_dict())
@@ -122,6 +152,40 @@ def trace(
                 note(f"glassbox: the trace is {run.problem}")
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
+
+
+def beam_of(width: int | None, n: int, **flags: Any) -> Beam | None:
+    """The beam search that the flags ask for. Raises ParameterError."""
+    from glassbox.beam import Beam
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    if width is None:
+        if given:
+            name, value = next(iter(given.items()))
+            raise ParameterError(name, value, "given with --beams only")
+        return None
+    if n != 1:
+        raise ParameterError("n", n, "left out with --beams")
+    if "early_stopping" in given:
+        if given["early_stopping"] not in EARLY:
+            raise ParameterError("early_stopping", given["early_stopping"], f"one of {', '.join(EARLY)}")
+        given["early_stopping"] = EARLY[given["early_stopping"]]
+    return Beam(width, **given)
+
+
+def many(model: Model, n: int, asked: dict[str, Any], as_json: bool) -> None:
+    """Several texts at once: each with its number, its end and the sum of its log-probabilities."""
+    from glassbox.cli import samples
+
+    streams = model.sample_streams(n=n, **asked)
+    interrupted = samples.run(streams)
+    runs = [stream.run for stream in streams]
+    if as_json:
+        print_json({"samples": [run.to_dict() for run in runs]})
+    else:
+        samples.show(runs, model)
+    if interrupted:
+        raise Interrupted(f"interrupted; what was made is kept as runs {', '.join(run.run_id for run in runs)}")
 
 
 def said(prompt: str | None, system: str | None, in_file: bool) -> tuple[str, list[dict[str, str]]]:
@@ -144,21 +208,25 @@ class Interrupted(GlassboxError):
     exit_code = INTERRUPTED
 
 
-def choose_policy(model: Model, given: Mapping[str, Any]) -> tuple[Policy, dict[str, str]]:
+def choose_policy(model: Model, given: Mapping[str, Any], from_file: bool) -> tuple[Policy, dict[str, str]]:
     """The policy, and where each value came from: flag, preset, model file or default."""
     from glassbox.policy.presets import PRESETS
 
-    values, sources = dict(given), {"order" if name == "steps" else name: "flag" for name in given}
-    if "preset" in given:
-        name = f"preset {values['preset']}"
-        sources = {**dict.fromkeys(PRESETS[values["preset"]].defaults, name), "order": name, **sources}
-        return policy_of(values), sources
-    for name, (key, fallback) in DEFAULTS.items():
-        if name not in values and name in values.get("steps", DEFAULTS):
-            in_file = model.metadata.get(key)
-            values[name] = fallback if in_file is None else in_file
-            sources[name] = "default" if in_file is None else "model file"
-    return policy_of(values), sources
+    if "preset" not in given:
+        return model.default_policy(values_of(given), from_file=from_file)
+    name = f"preset {given['preset']}"
+    made, brought = policy_of(given), PRESETS[given["preset"]]
+    own = dict.fromkeys((*brought.parameters, *brought.fixed), "default")
+    own |= dict.fromkeys((*brought.defaults, *brought.fixed, "order"), name)
+    return made, own | dict.fromkeys(values_of(given), "flag")
+
+
+def negative_ids(model: Model, text: str) -> tuple[int, ...]:
+    """The ids of a negative prompt. Raises PromptError for one that has none."""
+    ids = model.encode(text).ids
+    if not ids:
+        raise PromptError("the negative prompt has no ids", param="negative_prompt")
+    return ids
 
 
 def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:

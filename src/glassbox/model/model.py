@@ -14,6 +14,7 @@ from glassbox.model.config import spec_of
 from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import fingerprint, load
+from glassbox.model.lens import Lens
 from glassbox.model.points import check_points
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec
@@ -170,6 +171,10 @@ class TransformerModel:
         """For each row of logits what its policy will sum, made by all threads together; see sums.py."""
         return sum_rows(self.team, logits, betas)
 
+    def lens(self, resid: F32, *, normed: bool = True) -> F32:
+        """Residual vectors of any layer [n, D] -> the logits [n, V] they would give at the end; see lens.py."""
+        return Lens(self.spec, self.weights, self.team, normed=normed).read(resid)
+
     def _executor(self, look: frozenset[str], interventions: tuple[Intervention, ...], length: int) -> Executor:
         key = look, interventions
         if length > self._ropes.positions:
@@ -193,7 +198,7 @@ class TransformerModel:
             return np.where(value <= HIDDEN, np.float32(-np.inf), value)
         if kind == "attn_probs":
             return value
-        heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads}.get(kind)
+        heads = {"q": s.heads, "k": s.kv_heads, "v": s.kv_heads, "z": s.heads}.get(kind)
         if heads:
             return value[:, : heads * s.head_width].reshape(len(value), heads, s.head_width)
         if kind == "mlp_act" and s.experts:

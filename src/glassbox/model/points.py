@@ -14,6 +14,7 @@ LAYER_POINTS: Mapping[str, str] = {
     "v": "[T, K, W] values as they are cached",
     "attn_scores": "[T, H, S] scaled scores; -inf where a query may not look",
     "attn_probs": "[T, H, S] their softmax",
+    "z": "[T, H, W] values as attention mixed them, before the output matrix",
     "attn_out": "[T, D] what attention adds to the residual stream",
     "resid_mid": "[T, D] the residual stream between attention and MLP",
     "mlp_norm": "[T, D] after the norm before the MLP",

@@ -56,11 +56,8 @@ def write(
     c = p.buffer(2 * spec.experts_used) if spec.experts else -1  # 2·S: weights of the chosen experts, their numbers
     e = p.buffer(slots * spec.width) if spec.experts else -1  # S·D: what each of them gives
 
-    def norm(to: int, of: int, n: Norm, *, out: bool = False) -> None:
-        if spec.norm == "rms":
-            p.norm(to, of, n.weight, spec.width, spec.norm_eps, out=out)
-        else:
-            p.layer_norm(to, of, n.weight, n.bias, spec.width, spec.norm_eps, out=out)
+    def norm(to: int, of: int, n: Norm) -> None:
+        _norm(p, spec, to, of, n)
 
     def head_norm(of: int, n: Norm, heads: int, *, free: bool = False) -> None:
         """Of queries or keys: each head by itself, or all of them as one row."""
@@ -104,6 +101,7 @@ def write(
             cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
         edit(f"attn_out.{i}", z, heads=True)
+        see(f"z.{i}", z)
         products(z, (b, layer.o))
 
     def mlp(layer: Layer, i: int) -> None:
@@ -174,14 +172,41 @@ def write(
     last = p.buffer(spec.width, out=True)  # D, for the rows whose logits are wanted
     sheet.logits = p.buffer(spec.vocab, out=True)  # V
     p.gather(last, x, spec.width)
-    norm(last, last, w.final_norm, out=True)
+    _norm(p, spec, last, last, w.final_norm, out=True)
     see("final_norm", last, out=True)
-    p.matmul(sheet.logits, last, w.head, out=True)
-    if spec.logit_scale != 1.0:
-        p.scale(sheet.logits, sheet.logits, spec.vocab, spec.logit_scale, out=True)
-    if spec.logit_cap:
-        p.cap(sheet.logits, sheet.logits, spec.vocab, spec.logit_cap, out=True)
+    _head(p, spec, w, sheet.logits, last)
     return sheet
+
+
+def write_lens(spec: ModelSpec, w: Weights, *, normed: bool = True) -> tuple[Program, int]:
+    """The end of the forward pass alone, from residual vectors in buffer 0: (program, buffer of logits).
+
+    not normed: the head's product alone, without the norm before it and the scale and cap behind it.
+    """
+    p = Program()
+    resid, logits = p.buffer(spec.width, out=True), p.buffer(spec.vocab, out=True)
+    if normed:
+        _norm(p, spec, resid, resid, w.final_norm, out=True)
+        _head(p, spec, w, logits, resid)
+    else:
+        p.matmul(logits, resid, w.head, out=True)
+    return p, logits
+
+
+def _norm(p: Program, spec: ModelSpec, to: int, of: int, n: Norm, *, out: bool = False) -> None:
+    if spec.norm == "rms":
+        p.norm(to, of, n.weight, spec.width, spec.norm_eps, out=out)
+    else:
+        p.layer_norm(to, of, n.weight, n.bias, spec.width, spec.norm_eps, out=out)
+
+
+def _head(p: Program, spec: ModelSpec, w: Weights, logits: int, last: int) -> None:
+    """logits = head · last, scaled and capped as the model has it."""
+    p.matmul(logits, last, w.head, out=True)
+    if spec.logit_scale != 1.0:
+        p.scale(logits, logits, spec.vocab, spec.logit_scale, out=True)
+    if spec.logit_cap:
+        p.cap(logits, logits, spec.vocab, spec.logit_cap, out=True)
 
 
 def _seer(sheet: Sheet, look: frozenset[str], edit: Callable[..., None]) -> Callable[..., None]:

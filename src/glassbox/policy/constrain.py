@@ -174,22 +174,40 @@ class MinTokens:
 
 @dataclass(frozen=True)
 class LogitBias:
-    """logit_i <- logit_i + bias_i, in float32
+    """logit_i <- logit_i + bias_i, in float32; the bias of ids (a, …, z, i) counts for i where the ids before end with
+    a, …, z
 
-    Source: OpenAI's API, logit_bias; transformers, SequenceBiasLogitsProcessor, for single ids
+    Source: OpenAI's API, logit_bias; transformers, SequenceBiasLogitsProcessor
     """
 
     name: ClassVar[str] = "logit_bias"
     argmax_invariant: ClassVar[bool] = False
     bias: tuple[tuple[int, float], ...]  # ascending ids
+    sequences: tuple[tuple[tuple[int, ...], float], ...] = ()  # each of two ids or more
 
     @property
     def params(self) -> Mapping[str, float]:
-        return {"ids": len(self.bias)}
+        return {"ids": len(self.bias)} | ({"sequences": len(self.sequences)} if self.sequences else {})
+
+    @cached_property
+    def listed(self) -> I64:
+        return np.array([*(i for i, _ in self.bias), *(i for s, _ in self.sequences for i in s)], dtype=np.int64)
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        ids = known_ids("logit_bias", [i for i, _ in self.bias], before.vocab)
+        known_ids("logit_bias", self.listed, before.vocab)
+        now = self._now(past)
+        ids = np.array(sorted(now), dtype=np.int64)
         at = before.among(ids)
         old = before.scaled_at(at)
-        added = like(np.array([b for _, b in self.bias])[np.searchsorted(ids, before.ids_at(at))], old)
-        return before.rewritten(at, old + added)
+        added = np.array([now[i] for i in before.ids_at(at).tolist()], dtype=np.float64)
+        return before.rewritten(at, old + like(added, old))
+
+    def _now(self, past: Past) -> dict[int, float]:
+        """What is added at this position, by id."""
+        now = dict(self.bias)
+        if self.sequences:
+            seen = past.everything[-max(len(s) for s, _ in self.sequences) :].tolist()
+            for (*head, last), b in self.sequences:
+                if len(head) <= len(seen) and seen[len(seen) - len(head) :] == head:
+                    now[last] = now.get(last, 0.0) + b
+        return now

@@ -124,6 +124,12 @@ def first_row(name: str, raw: Distribution) -> LedgerRow:
     return LedgerRow(name, {}, raw.vocab, raw.size, 0.0, missing, tuple(gone), entropy, _top(raw), False, entropy)
 
 
+def emptied(name: str, params: Mapping[str, float], before: Distribution) -> LedgerRow:
+    """The row of a step that left nothing: all of the mass went, and there is no entropy."""
+    gone = tuple(before.ids_at(before.ranking.first(REMOVED)).tolist())
+    return LedgerRow(name, params, before.size, 0, 1.0, before.size, gone, 0.0, (), True, before.entropy)
+
+
 def all_removed(before: Distribution | None, after: Distribution) -> I64:
     """Every id that is in `before` (None: every id there is) and not in `after`, ascending."""
     gone = np.flatnonzero(~after.alive()) if before is None else before.ids_at(_gone(before, after))

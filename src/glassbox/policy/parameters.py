@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from glassbox.errors import ParameterError
+from glassbox.policy.grammar import Grammar
 from glassbox.policy.step import EVERYTHING, OUTPUT, real, whole
 
 Check = Callable[[str, object], Any]
@@ -89,20 +90,47 @@ def sequences(name: str, value: object) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(found))
 
 
-def bias(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    """{id: bias} or pairs; JSON's keys are strings, so those too."""
-    allowed = "a mapping of ids to finite numbers"
-    pairs = list(value.items()) if isinstance(value, Mapping) else _list(name, value, allowed)
-    found: dict[int, float] = {}
+Key = int | tuple[int, ...] | str  # what a bias is about: an id, ids one after another, or a text
+_BIAS = "a mapping of ids, sequences of ids or texts to finite numbers"
+
+
+def bias(name: str, value: object) -> tuple[tuple[Key, float], ...]:
+    """{key: bias} or pairs. A mapping's key "42" is the id 42, as JSON has to write it; in a pair it is the text."""
+    pairs: list[Any] = list(value.items()) if isinstance(value, Mapping) else _list(name, value, _BIAS)
+    found: dict[Key, float] = {}
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise ParameterError(name, value, allowed)
-        key = int(pair[0]) if isinstance(pair[0], str) and pair[0].isdecimal() else pair[0]
-        at = whole(name, key, 0, 2**31 - 1, allowed)
+            raise ParameterError(name, value, _BIAS)
+        at = _key(name, pair[0], digits=isinstance(value, Mapping))
         if at in found:
-            raise ParameterError(name, value, f"{allowed}, each id once")
-        found[at] = real(name, pair[1], -3e38, 3e38, allowed)
-    return tuple(sorted(found.items()))
+            raise ParameterError(name, value, f"{_BIAS}, each once")
+        found[at] = real(name, pair[1], -3e38, 3e38, _BIAS)
+    kinds = (int, tuple, str)  # ids first, then sequences, then texts
+    return tuple(sorted(found.items(), key=lambda item: (kinds.index(type(item[0])), item[0])))
+
+
+def _key(name: str, key: object, *, digits: bool) -> Key:
+    if isinstance(key, str) and not (digits and key.isdecimal()):
+        return text(name, key, _BIAS)
+    if isinstance(key, tuple | list):
+        ids = _ids(name, key, _BIAS)
+        if not ids:
+            raise ParameterError(name, key, _BIAS)
+        return ids if len(ids) > 1 else ids[0]
+    return whole(name, int(key) if isinstance(key, str) else key, 0, 2**31 - 1, _BIAS)
+
+
+def text(name: str, value: object, allowed: str) -> str:
+    """Text that can be encoded: not empty, no half of a surrogate pair."""
+    if not isinstance(value, str) or not value or any(0xD800 <= ord(c) < 0xE000 for c in value):
+        raise ParameterError(name, value, f"{allowed}; a text has at least one character, and no lone surrogate")
+    return value
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """A set of texts: ascending, each once."""
+    allowed = "a sequence of texts"
+    return tuple(sorted({text(name, item, allowed) for item in _list(name, value, allowed)}))
 
 
 def decay(name: str, value: object) -> tuple[int, float] | None:
@@ -113,6 +141,18 @@ def decay(name: str, value: object) -> tuple[int, float] | None:
     if len(pair) != 2:
         raise ParameterError(name, value, allowed)
     return whole(name, pair[0], 0, MOST, allowed), real(name, pair[1], 1.0, 1e9, allowed)
+
+
+def grammar(name: str, value: object) -> Grammar | None:
+    return None if value is None else Grammar.of(value)
+
+
+def layers(name: str, value: object) -> str | tuple[int, ...]:
+    """ "low", "high", or layers, ascending, each once."""
+    if isinstance(value, str) and value in ("low", "high"):
+        return value
+    allowed = "low, high, or a sequence of layers, whole numbers of 0 or more; empty is off"
+    return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed)}))
 
 
 PENALTY = number(-1e6, 1e6, "a finite number, 0 is off")
@@ -134,10 +174,20 @@ CHECKS: Mapping[str, Check] = {
     "top_h": UP_TO_1,
     "xtc_probability": FROM_0_TO_1,
     "xtc_threshold": number(0.0, 0.5, "above 0 and at most 0.5: only then can there be two", above=True),
+    "xtc_strict": flag,
+    "xtc_spared_ids": ids,
+    "grammar": grammar,
+    "mirostat_tau": number(0.0, 1e6, "bits, a finite number of 0 (off) or more"),
+    "mirostat_eta": number(0.0, 1e6, "a finite number of 0 or more"),
+    "guidance_scale": number(-1e6, 1e6, "a finite number, 1 is off"),
+    "negative_ids": ids_in_order,
+    "dola_layers": layers,
+    "penalty_alpha": FROM_0_TO_1,
     "forced_ids": ids_in_order,
     "allowed_ids": ids_or_none,
     "banned_ids": ids,
     "banned_sequences": sequences,
+    "banned_texts": texts,
     "begin_suppress_ids": ids,
     "min_tokens": count(0, "a whole number of 0 or more"),
     "eos_ids": ids,
@@ -156,6 +206,7 @@ CHECKS: Mapping[str, Check] = {
     "dry_scope": scope,
     "banned_scope": scope,
     "frequency_formula": one_of("openai", "tgi"),
+    "dola_normed": flag,
     "top_k_ties": flag,
     "top_p_joint": flag,
     "top_h_limit": count(0, "a whole number, 0 for no limit"),

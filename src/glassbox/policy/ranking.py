@@ -75,6 +75,12 @@ class Ranking:
         yield self.first(size)
 
 
+def rank_of(logits: F32, token_id: int) -> int:
+    """Of one id among a row of logits [V]: 0 is the best; of equal logits the lower id comes first."""
+    logit = logits[token_id]
+    return int(np.count_nonzero(logits > logit) + np.count_nonzero(logits[:token_id] == logit))
+
+
 def _rank(logits: F32 | F64, want: int) -> I64:
     """At least min(want, len) positions, in order: all at or above some threshold, so no tie is split."""
     size = len(logits)

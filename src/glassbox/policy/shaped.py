@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy.distribution import Distribution
-from glassbox.policy.ledger import Candidate, LedgerRow, all_removed, first_row, row
+from glassbox.policy.ledger import Candidate, LedgerRow, all_removed, emptied, first_row, row
+from glassbox.policy.ranking import rank_of
 from glassbox.policy.step import Past, Step, whole
 from glassbox.policy.temperature import Greedy
 from glassbox.types import F32, F64, I64, Sums
 
 RAW = "raw logits"  # the first row of every ledger
+FORWARD = "the forward pass"  # where they come from
 
 # A weight that underflows to 0 is right, and NaN is looked for: neither needs numpy's warnings.
 _QUIET = np.errstate(under="ignore", invalid="ignore")
@@ -64,10 +66,7 @@ class Shaped:
 
     def raw_rank(self, token_id: int) -> int:
         """0 is the best; of equal logits the lower id comes first."""
-        at = self._checked(token_id)
-        logit = self.logits[at]
-        better = np.count_nonzero(self.logits > logit)
-        return int(better + np.count_nonzero(self.logits[:at] == logit))
+        return rank_of(self.logits, self._checked(token_id))
 
     def ties(self, token_id: int) -> int:
         """How many other ids have this one's final probability. If greedy: had, when greedy chose it."""
@@ -115,7 +114,8 @@ def shape(steps: Sequence[Step], logits: npt.ArrayLike, past: Past | None = None
     for step in steps:
         after = step(stages[-1], past)
         if not after.size or after.bad is not None:
-            _refuse(after, step.name, [r.name for r in ledger if r.removed_count], past)
+            last = [] if after.size else [emptied(step.name, step.params, stages[-1])]
+            _refuse(after, step.name, [*ledger, *last], past)
         ledger.append(row(step.name, step.params, stages[-1], after))
         stages.append(after)
     greedy = any(isinstance(step, Greedy) for step in steps)
@@ -131,8 +131,9 @@ def _one_row(logits: npt.ArrayLike) -> F32:
     return given
 
 
-def _refuse(d: Distribution, step: str, others: Sequence[str], past: Past) -> None:
+def _refuse(d: Distribution, step: str, ledger: Sequence[LedgerRow], past: Past) -> None:
     if d.bad is not None:
-        where = "the forward pass" if step == RAW else f"policy step {step!r}"
-        raise NonFiniteLogits(where, position=d.bad, at=len(past.output_ids))
-    raise EmptySupport(step, [name for name in others if name != RAW], len(past.output_ids))
+        where = FORWARD if step == RAW else f"policy step {step!r}"
+        raise NonFiniteLogits(where, position=d.bad, at=len(past.output_ids), ledger=ledger)
+    others = [r.name for r in ledger[1:-1] if r.removed_count]
+    raise EmptySupport(step, others, len(past.output_ids), ledger)

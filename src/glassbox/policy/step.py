@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +22,33 @@ from glassbox.errors import ParameterError
 from glassbox.policy.distribution import Distribution
 from glassbox.types import F32, F64, I64
 
+if TYPE_CHECKING:
+    from glassbox.policy.guide import Guide
+
 Scope = str | int  # "prompt+output", "output", or a number N: the last N of both
 EVERYTHING, OUTPUT = "prompt+output", "output"
+
+
+@dataclass(frozen=True)
+class Views:
+    """What further passes of the model gave, for steps that need more than its row of logits; passes.py makes it."""
+
+    negative: F32 | None = None  # [V], of the same output behind another prompt
+    layers: Mapping[int, F32] = field(default_factory=dict)  # [V] each: as if the model ended before this layer
+    similarity: Callable[[I64], F64] | None = None  # ids [k] -> [k], each one's largest cosine with what is there
 
 
 @dataclass(frozen=True)
 class Past:
     """The ids before the one to be chosen, for steps that look back, and the key of what steps draw."""
 
-    prompt_ids: Sequence[int] = ()
+    prompt_ids: Sequence[int] | I64 = ()
     output_ids: Sequence[int] = ()
     seed: int | None = None  # None: whatever draws refuses to
     sequence: int = 0
+    guide: Guide | None = None  # what a grammar allows; None: a policy with a grammar refuses to run
+    logprobs: Sequence[float] = ()  # nats, of each output id under what it was drawn from
+    views: Views | None = None  # where a step needs them
 
     @property
     def position(self) -> int:
@@ -74,6 +89,11 @@ class Step(Protocol):
         ...
 
     def __call__(self, before: Distribution, past: Past) -> Distribution: ...
+
+
+def needs_of(step: object) -> str:
+    """What a step needs beside the row of logits: "negative", "layers" or "candidates"; most need nothing."""
+    return str(getattr(step, "needs", ""))
 
 
 def like(values: npt.NDArray[Any], model: F32 | F64) -> F32 | F64:

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from glassbox.policy import constrain, penalties, truncate, truncate_entropy
+from glassbox.policy import constrain, contrast, mirostat, penalties, truncate, truncate_entropy
+from glassbox.policy.grammar import InGrammar
 from glassbox.policy.step import Step
 from glassbox.policy.temperature import DynamicTemperature, Greedy, Temperature
 
@@ -63,14 +64,38 @@ def _dry(p: Policy) -> Step | None:
 
 
 def _sequences(p: Policy) -> Step | None:
-    return constrain.BannedSequences(p.banned_sequences, p.banned_scope) if p.banned_sequences else None
+    on = p.banned_sequences or p.banned_texts
+    return constrain.BannedSequences(p.banned_sequences, p.banned_scope) if on else None
+
+
+def _bias(p: Policy) -> Step | None:
+    """A text is no id yet: `Policy.for_model` sees to that, and `Policy.shape` that it has."""
+    ids = tuple((i, b) for i, b in p.logit_bias if isinstance(i, int))
+    sequences = tuple((s, b) for s, b in p.logit_bias if isinstance(s, tuple))
+    return constrain.LogitBias(ids, sequences) if p.logit_bias else None
 
 
 def _begin(p: Policy) -> Step | None:
     return constrain.BeginSuppressIds(p.begin_suppress_ids) if p.begin_suppress_ids else None
 
 
+def _xtc(p: Policy) -> Step | None:
+    values = p.xtc_probability, p.xtc_threshold, p.min_keep, p.xtc_strict, p.xtc_spared_ids
+    return truncate_entropy.Xtc(*values) if p.xtc_probability else None
+
+
+def _contrastive(p: Policy) -> Step | None:
+    return contrast.ContrastiveSearch(p.penalty_alpha, p.top_k) if p.penalty_alpha else None
+
+
 STEPS: Mapping[str, Row] = {
+    "dola": Row(("dola_layers", "dola_normed"), lambda p: contrast.Dola() if p.dola_layers else None, contrast.Dola),
+    "guidance": Row(
+        ("guidance_scale", "negative_ids"),
+        lambda p: contrast.Guidance(p.guidance_scale) if p.guidance_scale != 1.0 else None,
+        contrast.Guidance,
+    ),
+    "grammar": Row(("grammar",), lambda p: None if p.grammar is None else InGrammar(p.grammar), InGrammar),
     "forced_ids": Row(
         ("forced_ids",), lambda p: constrain.ForcedIds(p.forced_ids) if p.forced_ids else None, constrain.ForcedIds
     ),
@@ -81,7 +106,9 @@ STEPS: Mapping[str, Row] = {
         ("banned_ids",), lambda p: constrain.BannedIds(p.banned_ids) if p.banned_ids else None, constrain.BannedIds
     ),
     "begin_suppress_ids": Row(("begin_suppress_ids",), _begin, constrain.BeginSuppressIds),
-    "banned_sequences": Row(("banned_sequences", "banned_scope"), _sequences, constrain.BannedSequences),
+    "banned_sequences": Row(
+        ("banned_sequences", "banned_scope", "banned_texts"), _sequences, constrain.BannedSequences
+    ),
     "no_repeat_ngram": Row(
         ("no_repeat_ngram_size",),
         lambda p: penalties.NoRepeatNgram(p.no_repeat_ngram_size) if p.no_repeat_ngram_size else None,
@@ -92,9 +119,7 @@ STEPS: Mapping[str, Row] = {
         lambda p: constrain.MinTokens(p.min_tokens, p.eos_ids) if p.min_tokens else None,
         constrain.MinTokens,
     ),
-    "logit_bias": Row(
-        ("logit_bias",), lambda p: constrain.LogitBias(p.logit_bias) if p.logit_bias else None, constrain.LogitBias
-    ),
+    "logit_bias": Row(("logit_bias",), _bias, constrain.LogitBias),
     "repetition_penalty": Row(("repetition_penalty", "repetition_scope"), _repetition, penalties.RepetitionPenalty),
     "frequency_penalty": Row(
         ("frequency_penalty", "penalty_scope", "frequency_formula"), _frequency, penalties.FrequencyPenalty
@@ -146,10 +171,15 @@ STEPS: Mapping[str, Row] = {
         truncate_entropy.TopH,
     ),
     "xtc": Row(
-        ("xtc_probability", "xtc_threshold", "min_keep"),
-        lambda p: truncate_entropy.Xtc(p.xtc_probability, p.xtc_threshold, p.min_keep) if p.xtc_probability else None,
+        ("xtc_probability", "xtc_threshold", "min_keep", "xtc_strict", "xtc_spared_ids"), _xtc,
         truncate_entropy.Xtc,
     ),
+    "mirostat": Row(
+        ("mirostat_tau", "mirostat_eta"),
+        lambda p: mirostat.Mirostat(p.mirostat_tau, p.mirostat_eta) if p.mirostat_tau else None,
+        mirostat.Mirostat,
+    ),
+    "contrastive": Row(("penalty_alpha", "top_k"), _contrastive, contrast.ContrastiveSearch),
 }  # fmt: skip
 
 DEFAULT_ORDER = tuple(STEPS)

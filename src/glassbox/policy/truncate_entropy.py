@@ -16,6 +16,7 @@ import numpy as np
 
 from glassbox.errors import ParameterError
 from glassbox.policy import philox
+from glassbox.policy.constrain import known_ids
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.ranking import Ranking
 from glassbox.policy.step import Past
@@ -152,7 +153,8 @@ class TopH:
 @dataclass(frozen=True)
 class Xtc:
     """with probability xtc_probability (when u < it) remove every token with p_i >= xtc_threshold (1 - 1e-9) but the
-    least likely of them; u is Philox of (seed, sequence, position) with purpose 1
+    least likely of them; u is Philox of (seed, sequence, position) with purpose 1 (with xtc_strict: p_i > it, and what
+    ties with the least likely stays; xtc_spared_ids always do)
 
     Source: p-e-w, "Exclude Top Choices (XTC)", text-generation-webui#6335
     """
@@ -162,6 +164,8 @@ class Xtc:
     probability: float
     threshold: float
     min_keep: int = 1
+    strict: bool = False
+    spared: tuple[int, ...] = ()
 
     @property
     def params(self) -> Mapping[str, float]:
@@ -175,12 +179,19 @@ class Xtc:
         if top < 2 or before.size - (top - 1) < self.min_keep:
             return before.noted(u=u)
         stay = np.ones(before.size, dtype=np.bool_)
-        stay[before.ranking.first(top - 1)] = False
+        if self.strict:
+            stay = before.logits <= before.logits[before.ranking.first(top)[-1]]
+        else:
+            stay[before.ranking.first(top - 1)] = False
+        if self.spared:
+            stay[before.among(known_ids("xtc_spared_ids", self.spared, before.vocab))] = True
+        if stay.all():
+            return before.noted(u=u)
         return before.keep(np.flatnonzero(stay), is_sorted=before.ranking.is_sorted).noted(u=u)
 
     def _top(self, before: Distribution) -> int:
-        """How many have p >= threshold."""
-        least = self.threshold * (1.0 - CUT_TOLERANCE) * before.total
+        """How many have p >= threshold (strict: more than that)."""
+        least = self.threshold * (1.0 + (CUT_TOLERANCE if self.strict else -CUT_TOLERANCE)) * before.total
         for order in before.ranking.growing():
             count = int(np.count_nonzero(before.weights_at(order) >= least))
             if count < len(order):

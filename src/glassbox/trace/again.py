@@ -10,12 +10,14 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
 from glassbox.model.execute import CHUNK
+from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel, check_ids, forward
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
@@ -25,6 +27,8 @@ from glassbox.types import F32
 
 if TYPE_CHECKING:
     from glassbox.stream import Stream
+
+SALT = "glassbox.again"  # apart from prompts: what is looked at later must not change what is reused meanwhile
 
 
 class Opened(Protocol):
@@ -39,9 +43,13 @@ class Opened(Protocol):
     @property
     def sha256(self) -> str: ...
     @property
+    def tokenizer_sha256(self) -> str: ...
+    @property
     def stream(self) -> Callable[..., Stream]: ...
     @property
     def resume(self) -> Callable[..., Stream]: ...
+    @property
+    def fitted(self) -> Callable[..., Policy]: ...
 
 
 def check_model(run: Run, opened: Opened) -> None:
@@ -52,15 +60,23 @@ def check_model(run: Run, opened: Opened) -> None:
 
 
 class Again:
-    """Close it, or use it as a context manager: it holds pages of the cache."""
+    """Close it, or use it as a context manager: it holds pages of the cache.
 
-    def __init__(self, run: Run, opened: Opened) -> None:
+    keep: pages are taken from the model's store of prefixes and left there, for the next question about the run.
+    """
+
+    def __init__(self, run: Run, opened: Opened, *, keep: bool = False) -> None:
         if run.retain == "none" or not run.prompt_ids:
             raise PromptError(f"run {run.run_id} was recorded without its ids: nothing of it can be computed again")
         self.run, self.opened = run, opened
         self.ids = (*run.prompt_ids, *run.ids)
         check_ids(opened.model, self.ids, 0)
         self._cache: Cache = opened.model.new_cache()
+        self._prefixes = opened.engine.prefixes if keep else None
+        self._key = SALT, digest(run.request.interventions)
+        if self._prefixes is not None:
+            with opened.engine.lock:
+                self._prefixes.attach(self._cache, self.ids, *self._key)
 
     def __enter__(self) -> Again:
         return self
@@ -70,6 +86,8 @@ class Again:
 
     def close(self) -> None:
         with self.opened.engine.lock:
+            if self._prefixes is not None:
+                self._prefixes.insert(self._cache, self.ids, *self._key)
             self._cache.release()
 
     def position(self, step: int) -> int:
@@ -83,13 +101,8 @@ class Again:
         """float32 [n, V]: the rows that chose the tokens of steps first … last (default: the run's last)."""
         begin = self.position(first)
         end = self.position(len(self.run.steps) - 1 if last is None else last)
-        ids = self.ids[begin : end + 1]
-        with self.opened.engine.lock:
-            self._reach(begin)
-            if self._cache.length == begin:  # then what is computed stays
-                return self._forward(ids, self._cache, rows="all")[0]
-            with self._fork(begin) as cache:
-                return self._forward(ids, cache, rows="all")[0]
+        with self.opened.engine.lock, self._fork(begin) as cache:
+            return self._forward(self.ids[begin : end + 1], cache, rows="all")[0]
 
     def rows(self) -> Iterator[F32]:
         """The row of logits [V] of each step, in turn; no more of them are in memory than a pass makes."""
@@ -99,9 +112,15 @@ class Again:
 
     def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
+        return self.inside(step, points)[1]
+
+    def inside(self, step: int, points: Iterable[str], *, all_positions: bool = False) -> tuple[F32, dict[str, F32]]:
+        """The logits [1, V] that chose the token of this step, and, of the same pass, the inner values at its position,
+        each [1, …], or at all positions up to it, each [T, …]. Raises UnknownPoint."""
         at = self.position(step)
-        with self.opened.engine.lock, self._fork(at) as cache:
-            return self._forward(self.ids[at : at + 1], cache, observe=points)[1]
+        begin = 0 if all_positions else at
+        with self.opened.engine.lock, self._fork(begin) as cache:
+            return self._forward(self.ids[begin : at + 1], cache, observe=points)
 
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
         """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
@@ -110,16 +129,17 @@ class Again:
         prompt, output = self.run.prompt_ids, self.run.ids[:step]
         return (policy or own).shape(logits, prompt, output, seed=seed, sequence=r.sequence)
 
-    def _fork(self, length: int) -> _Forked:
-        """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back."""
-        self._reach(length)
+    def _fork(self, length: int) -> AbstractContextManager[Cache]:
+        """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back.
+
+        What is computed behind them stays, where nothing is there yet: it is of the same ids."""
+        if self._cache.length < length:
+            self._forward(self.ids[self._cache.length : length], self._cache)
+        if self._cache.length == length:
+            return nullcontext(self._cache)
         fork = self._cache.fork()
         fork.truncate(length)
         return _Forked(fork)
-
-    def _reach(self, length: int) -> None:
-        if self._cache.length < length:
-            self._forward(self.ids[self._cache.length : length], self._cache)
 
     def _forward(self, ids: Sequence[int], cache: Cache, **how: Any) -> tuple[F32, dict[str, F32]]:
         """With what the run did to inner values."""

@@ -25,8 +25,8 @@ from glassbox.trace.record import Run
 from glassbox.types import Messages
 
 SAME = (
-    "policy", "seed", "max_tokens", "stop", "stop_ids", "ignore_eos", "sources", "reuse", "salt", "speculate",
-    "time_limit", "interventions",
+    "policy", "seed", "max_tokens", "stop", "stop_ids", "include_stop", "ignore_eos", "prompt_logprobs", "sources",
+    "reuse", "salt", "speculate", "time_limit", "sequence", "beam", "interventions",
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def branch(
     edits = [name for name, value in (("text", text), ("messages", messages)) if value is not None]
     request = replace(
         run.request,
-        policy=(policy or run.policy).for_model(opened.model.vocab_size, opened.tokenizer.eos_ids),
+        policy=run.policy if policy is None else opened.fitted(policy, run.request.stop_ids),
         seed=run.seed if seed is None else check_seed(seed),
         sources=run.request.sources if policy is None and sources is None else dict(sources or {}),
     )
@@ -72,6 +72,8 @@ def _at(
     run: Run, opened: Opened, request: Request, at: int | None, token_id: int | None, max_tokens: int | None,
     store: Store | None,
 ) -> Stream:  # fmt: skip
+    if run.request.beam is not None:
+        raise PromptError(f"run {run.run_id} is a beam search: its steps were not drawn one by one; edit its prompt")
     if run.retain == "none":
         raise PromptError(f"run {run.run_id} was recorded without its ids: there is nothing to branch from")
     last = len(run.steps) - (run.finish_reason == "stop")  # behind the last one, where the text did not end there
@@ -86,7 +88,7 @@ def _at(
     before = run.request.branch
     forced = (*(s for s in (before.forced if before else ()) if s < step), *([] if token_id is None else [step]))
     made = _made(run.request, request, step)
-    request = replace(request, max_tokens=most, branch=Branch(run.run_id, step, made, forced))
+    request = replace(request, max_tokens=most, group=None, branch=Branch(run.run_id, step, made, forced))
     return opened.resume(request, run.steps[:step], token_id, like=run, store=store)
 
 

@@ -7,15 +7,19 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from glassbox.beam import Beam, BeamRow
 from glassbox.choose import Choice
-from glassbox.generation import Branch, Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import Branch, PromptToken, Provenance, Request, Step
 from glassbox.model.intervene import Intervention
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace.encode import TOP
 from glassbox.trace.rows import PROVENANCE, PolicySteps, dumps
+
+KV = "kv"  # stands among a run's options, but is of its provenance
 
 
 class Get(Protocol):
@@ -40,7 +44,10 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         lossy=tuple(json.loads(run["prompt_lossy"] or "[]")),
         notes=tuple(json.loads(run["prompt_notes"] or "[]")),
     )
-    messages, options = run["messages"], json.loads(run["options"])
+    messages = run["messages"]
+    options = {name: value for name, value in json.loads(run["options"]).items() if name != KV}
+    if "beam" in options:
+        options["beam"] = Beam(**options["beam"])
     branch = _branch_of(run, options.pop("branch", {}))
     done = tuple(Intervention(**one) for one in options.pop("interventions", ()))
     return Request(
@@ -69,7 +76,8 @@ def _branch_of(run: Get, options: Mapping[str, Any]) -> Branch | None:
 
 
 def provenance_of(run: Get) -> Provenance:
-    return Provenance(**{name: run[name] for name in PROVENANCE})
+    kv = json.loads(run["options"]).get(KV, "f32")
+    return Provenance(**{name: run[name] for name in PROVENANCE}, kv=kv)
 
 
 def prompt_token_of(r: Get) -> PromptToken:
@@ -107,6 +115,7 @@ def step_of(r: Get, ledger: Sequence[Get], candidates: Sequence[Get], steps: Pol
         model_ns=r["model_ns"],
         policy_ns=r["policy_ns"],
         drafted=bool(r["drafted"]),
+        text_offset=r["text_offset"],
     )
 
 
@@ -127,6 +136,24 @@ def _ledger_of(r: Get, steps: PolicySteps, entropy_before: float) -> LedgerRow:
     )
 
 
+def failed_of(run: Get) -> tuple[LedgerRow, ...]:
+    """The ledger of the step that failed, where one did and it was kept."""
+    rows = json.loads(run["stop_detail"]) if run["stop_kind"] is None and run["stop_detail"] else []
+    lists = ("removed_ids", "top")
+    return tuple(LedgerRow(**{**r, **{k: tuple(map(_tupled, r[k])) for k in lists}}) for r in rows)
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def beam_row_of(r: Get) -> BeamRow:
+    return BeamRow(
+        r["step"], r["i"], r["grp"], r["beam"], r["parent"], r["id"], r["logprob"], r["score"], r["state"],
+        r["bytes"] or b"", r["text"] or "",
+    )  # fmt: skip
+
+
 def outcome_of(run: Get) -> Outcome | None:
     """None while it runs, and when it failed or was cut off."""
     if run["stop_kind"] is None:
@@ -136,6 +163,6 @@ def outcome_of(run: Get) -> Outcome | None:
         Ending(run["stop_kind"], detail),
         run["text"] or "",
         Usage(run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]),
-        Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"]),
+        Timings(run["queue_ns"], run["first_token_ns"], run["total_ns"], run["last_token_ns"]),
         run["reuse_why"],
     )

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.beam import BeamRow
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome
+from glassbox.policy.policy import LedgerRow
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace.rows import ASKED, ENDED, OPTIONS, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
 
@@ -46,7 +50,12 @@ def asked_row(
     """The part of a `run` row that is known at the start."""
     text, ids = retain == "text", retain != "none"
     e, policy, messages = request.encoding, request.policy.to_dict(), request.messages
-    chat = {"chat": request.chat} if text and request.chat is not None else {}
+    more: dict[str, Any] = {"chat": request.chat} if text and request.chat is not None else {}
+    if request.group is not None:
+        more["group"] = request.group
+    if request.beam is not None:
+        more["beam"] = request.beam.to_dict()
+    more["kv"] = provenance.kv
     b = request.branch
     known = {
         "id": run_id,
@@ -62,7 +71,7 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | chat | _seldom(request)),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | more | _seldom(request)),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
@@ -123,7 +132,7 @@ def step_row(step: Step, request: Request, retain: Retain) -> Row:
         "drafted": int(step.drafted),
     }
     if retain == "text":
-        values |= {"bytes": bytes(step.bytes), "text": step.text}
+        values |= {"bytes": bytes(step.bytes), "text": step.text, "text_offset": _int(step.text_offset)}
     if retain != "none":
         c = step.choice
         usual = c.counter is None or c.counter == (request.seed, request.sequence, step.position)
@@ -170,9 +179,21 @@ def candidate_rows(step: Step) -> list[Row]:
     ]
 
 
-def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, retain: Retain) -> Row:
+def beam_row(row: BeamRow, retain: Retain) -> Row:
+    text = retain == "text"
+    return (
+        int(row.step), int(row.rank), int(row.group), _int(row.beam), _int(row.parent), int(row.id),
+        _real(row.logprob), _real(row.score), row.state, bytes(row.bytes) if text else None, row.text if text else None,
+    )  # fmt: skip
+
+
+def ended_row(
+    outcome: Outcome | None, finish_reason: str, error: str | None, retain: Retain, failed: Sequence[LedgerRow] = ()
+) -> Row:  # fmt: skip
     """The part of a `run` row that is known at the end. Without an outcome it failed or was abandoned."""
     values: dict[str, Any] = {"finish_reason": finish_reason, "error": _text(error)}
+    if failed and retain != "none":
+        values["stop_detail"] = dumps([asdict(r) for r in failed])
     if outcome is not None:
         usage, timings = outcome.usage, outcome.timings
         values |= {
@@ -185,6 +206,7 @@ def ended_row(outcome: Outcome | None, finish_reason: str, error: str | None, re
             "queue_ns": int(timings.queue_ns),
             "first_token_ns": _int(timings.first_token_ns),
             "total_ns": int(timings.total_ns),
+            "last_token_ns": _int(timings.last_token_ns),
             "reuse_why": outcome.reuse if retain != "none" else None,
         }
     return _row(ENDED, values)

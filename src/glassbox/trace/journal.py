@@ -11,7 +11,10 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.beam import BeamRow
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome
+from glassbox.policy.policy import LedgerRow
 from glassbox.trace import encode, rows
 from glassbox.trace.rows import Level, Retain, Row
 
@@ -30,9 +33,17 @@ class End:
     outcome: Outcome | None
     finish_reason: str
     error: str | None = None
+    failed: tuple[LedgerRow, ...] = ()  # the ledger of the step that failed
 
 
-Item = Begin | Step | End | tuple[PromptToken, ...]
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The candidates of one step of a beam search."""
+
+    rows: tuple[BeamRow, ...]
+
+
+Item = Begin | Step | End | Tried | tuple[PromptToken, ...]
 
 
 @dataclass(slots=True)
@@ -43,13 +54,14 @@ class _Waiting:
     steps: list[Row] = field(default_factory=list)
     ledger: list[Row] = field(default_factory=list)
     candidates: list[Row] = field(default_factory=list)
+    beams: list[Row] = field(default_factory=list)  # each with its digest
     digests: dict[int, bytes] = field(default_factory=dict)
     ledger_steps: str | None = None  # the list of policy steps, when it has grown
     ended: Row | None = None
     incomplete: bool = False
 
     def any(self) -> bool:
-        return bool(self.asked or self.prompt or self.steps or self.ended or self.incomplete)
+        return bool(self.asked or self.prompt or self.steps or self.beams or self.ended or self.incomplete)
 
 
 def _insert(table: str, columns: Sequence[str], verb: str = "INSERT") -> str:
@@ -63,6 +75,7 @@ _STEP = _insert("position", (*rows.POSITION, "digest"))
 _PROMPT = _insert("position", (*rows.POSITION, "digest"), "INSERT OR REPLACE")  # written again once measured
 _LEDGER = _insert("ledger", rows.LEDGER)
 _CANDIDATE = _insert("candidate", rows.CANDIDATE)
+_BEAM = _insert("beam", (*rows.BEAM, "digest"))
 _ENDED = f"UPDATE run SET {', '.join(f'{c} = ?' for c in (*rows.ENDED, 'seal'))} WHERE n = ?"
 
 
@@ -78,7 +91,9 @@ class Journal:
         self._request: Request | None = None
         self._policy_steps: rows.PolicySteps = []
         self._ledger_steps = "[]"  # the same as it is committed
+        self._incomplete: str | None = None  # the mark of lost rows, as it is committed or is being written
         self._digests: dict[int, bytes] = {}  # of the positions that are committed
+        self._beams: list[bytes] = []  # digests of the candidates of a beam search that are
         self._waiting = _Waiting()
 
     @property
@@ -94,11 +109,15 @@ class Journal:
         """Encode one item. Raises whatever the values make the encoding raise; then nothing of it is kept."""
         w = self._waiting
         if isinstance(item, End):
-            w.ended = encode.ended_row(item.outcome, item.finish_reason, item.error, self.retain)
+            w.ended = encode.ended_row(item.outcome, item.finish_reason, item.error, self.retain, item.failed)
         elif self._lost:
             return
         elif isinstance(item, Step):
             self._take_step(item)
+        elif isinstance(item, Tried):
+            if self.retain != "none":
+                made = [encode.beam_row(row, self.retain) for row in item.rows]
+                w.beams += [(*row, rows.beam_digest(self._header, row)) for row in made]
         elif isinstance(item, Begin):
             request = item.request
             asked = encode.asked_row(
@@ -149,19 +168,23 @@ class Journal:
         conn.executemany(_STEP, [(n, *row, w.digests[row[0]]) for row in w.steps])
         conn.executemany(_LEDGER, [(n, *row) for row in w.ledger])
         conn.executemany(_CANDIDATE, [(n, *row) for row in w.candidates])
+        conn.executemany(_BEAM, [(n, *row) for row in w.beams])
         if w.ledger_steps is not None:
             conn.execute("UPDATE run SET ledger_steps = ? WHERE n = ?", (w.ledger_steps, n))
         if w.incomplete:
+            self._incomplete = self.problem
             conn.execute("UPDATE run SET incomplete = ? WHERE n = ?", (self.problem, n))
         if w.ended is not None:
             mark = rows.seal(
-                self._header, {**self._digests, **w.digests}, w.ledger_steps or self._ledger_steps, w.ended
-            )
+                self._header, {**self._digests, **w.digests}, w.ledger_steps or self._ledger_steps, w.ended,
+                [*self._beams, *(row[-1] for row in w.beams)], self._incomplete,
+            )  # fmt: skip
             conn.execute(_ENDED, (*w.ended, mark, n))
 
     def committed(self) -> None:
         self._n, self.gone = self._n_in_doubt, False
         self._digests.update(self._waiting.digests)
+        self._beams += [row[-1] for row in self._waiting.beams]
         self._ledger_steps = self._waiting.ledger_steps or self._ledger_steps
         self._waiting = _Waiting()
         if not self._lost:

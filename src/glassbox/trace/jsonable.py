@@ -34,10 +34,11 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "seed": r.seed,
         "policy": r.policy.to_dict(),
         "fingerprint": run.fingerprint,
-        "steps": [_step_dict(run, s) for s in run.steps],
+        "steps": [step_to_dict(run, s) for s in run.steps],
         "created": run.created.isoformat(timespec="milliseconds"),
         "status": run.status,
         "error": run.error,
+        "failed_ledger": [row.to_dict() for row in run.failed],
         "level": run.level,
         "retain": run.retain,
         "problem": run.problem,
@@ -46,9 +47,11 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "stop": list(r.stop),
         "stop_ids": list(r.stop_ids),
         "ignore_eos": r.ignore_eos,
+        "include_stop": r.include_stop,
         "reuse": r.reuse,
         "speculate": r.speculate,
         "time_limit": r.time_limit,
+        "prompt_logprobs": r.prompt_logprobs,
         "reuse_why": run.outcome.reuse if run.outcome and run.retain != "none" else None,
         "messages": None if r.messages is None else list(r.messages),
         "chat": None if r.chat is None or not text else dict(r.chat),
@@ -57,13 +60,16 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "parent_step": r.branch.step if r.branch else None,
         "forced": list(r.branch.forced) if r.branch else [],
         "interventions": [one.to_dict() for one in r.interventions],
+        "group": r.group,
+        "beams": run.beams.to_dict() if run.beams else None,
         "warnings": [*r.encoding.lossy, *r.encoding.notes],
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,
         "prompt": [_prompt_dict(run, token) for token in run.prompt],
         "timings": asdict(run.timings) if run.timings else None,
+        "speed": asdict(run.speed) if run.speed else None,
         "provenance": asdict(run.provenance),
     }
-    clean: dict[str, Any] = _finite(result)
+    clean: dict[str, Any] = finite(result)
     return clean
 
 
@@ -72,6 +78,7 @@ def _prompt_dict(run: Run, token: PromptToken) -> dict[str, Any]:
     return {
         "position": at,
         "id": token.id,
+        "text": token.bytes.decode("utf-8", "backslashreplace") if run.retain == "text" else None,
         "bytes": list(token.bytes) if run.retain == "text" else None,
         "kind": encoding.kinds[at],
         "segment": token.segment,
@@ -81,7 +88,7 @@ def _prompt_dict(run: Run, token: PromptToken) -> dict[str, Any]:
     }
 
 
-def _step_dict(run: Run, s: Step) -> dict[str, Any]:
+def step_to_dict(run: Run, s: Step) -> dict[str, Any]:
     c, text, look = s.choice, run.retain == "text", run.level == "look"
     return {
         "step": s.step,
@@ -103,19 +110,20 @@ def _step_dict(run: Run, s: Step) -> dict[str, Any]:
         "model_ns": s.model_ns,
         "policy_ns": s.policy_ns,
         "drafted": s.drafted,
+        "text_offset": s.text_offset,
     }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """As plain JSON values: NaN and infinities become null, numpy scalars numbers, tuples lists."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return list(value)
     if isinstance(value, Iterable):
-        return [_finite(item) for item in value]
-    return _finite(value.item()) if hasattr(value, "item") else str(value)
+        return [finite(item) for item in value]
+    return finite(value.item()) if hasattr(value, "item") else str(value)

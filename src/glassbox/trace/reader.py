@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glassbox.generation import Usage
+from glassbox.outcome import Usage
 from glassbox.trace import decode
 from glassbox.trace import rows as layout
 from glassbox.trace.record import Run
+from glassbox.trace.sqlite import has_table
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Rows:
     positions: Sequence[sqlite3.Row]
     ledger: dict[int, list[sqlite3.Row]]
     candidates: dict[int, list[sqlite3.Row]]
+    beams: Sequence[sqlite3.Row]
 
 
 def fetch(conn: sqlite3.Connection, run: sqlite3.Row) -> Rows:
@@ -56,6 +58,7 @@ def fetch(conn: sqlite3.Connection, run: sqlite3.Row) -> Rows:
         rows("position", (*layout.POSITION, "digest"), "pos"),
         by_position("ledger", layout.LEDGER),
         by_position("candidate", layout.CANDIDATE),
+        rows("beam", (*layout.BEAM, "digest"), "step, i") if has_table(conn, "beam") else [],
     )
 
 
@@ -84,15 +87,23 @@ def damage(rows: Rows) -> Damage | None:
             return Damage(run["id"], _place(pos, prompt_tokens), "it does not match its digest")
         digests[pos] = found
         expected += 1
+    if run["retain"] != "none" and expected < prompt_tokens:  # these were committed together with the run
+        return Damage(run["id"], _place(expected, prompt_tokens), "it is missing")
     if stray := sorted((rows.ledger.keys() | rows.candidates.keys()) - digests.keys()):
         return Damage(
             run["id"],
             _place(stray[0], prompt_tokens),
             "it is missing, but its ledger or candidates are there",
         )
-    ended = tuple(run[c] for c in layout.ENDED)
-    seal = None if run["finish_reason"] is None else layout.seal(header, digests, run["ledger_steps"], ended)
-    if seal != run["seal"]:
+    for row in rows.beams:
+        if layout.beam_digest(header, tuple(row)[:-1]) != row["digest"]:
+            return Damage(run["id"], f"step {row['step']}, candidate {row['i']} of the beams", "it does not match")
+    ended, beams = tuple(run[c] for c in layout.ENDED), [row["digest"] for row in rows.beams]
+    if run["finish_reason"] is None:
+        if (*ended, run["seal"]).count(None) <= len(ended):
+            return Damage(run["id"], "the ending", "there is one, but nothing says how it ended")
+        return None
+    if layout.seal(header, digests, run["ledger_steps"], ended, beams, run["incomplete"]) != run["seal"]:
         return Damage(run["id"], "the ending", "rows are missing at the end, or the ending was changed")
     return None
 
@@ -130,8 +141,10 @@ def run_of(rows: Rows, unfinished: str) -> Run:
         status="done" if outcome else run["finish_reason"] or unfinished,
         usage=outcome.usage if outcome else Usage(run["prompt_tokens"], cached, len(made)),
         error=run["error"],
+        failed=decode.failed_of(run),
         level=run["level"],
         retain=run["retain"],
         token_ns=tuple((r["model_ns"], r["policy_ns"]) for r in made),
         problem=run["incomplete"],
+        tried=tuple(decode.beam_row_of(r) for r in rows.beams),
     )

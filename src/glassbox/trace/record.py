@@ -9,24 +9,33 @@ stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from glassbox.beam import BeamRow, Beams
 from glassbox.errors import PromptError
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
-from glassbox.policy.policy import Policy
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome, Timings, Usage
+from glassbox.policy.policy import LedgerRow, Policy
+from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
-from glassbox.trace.journal import Begin, End, Item, Journal
+from glassbox.trace.journal import Begin, End, Item, Journal, Tried
 from glassbox.trace.jsonable import run_to_dict
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.runid import new_run_id
+from glassbox.types import F32
 
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
+    from glassbox.trace.explained import Explained
+    from glassbox.trace.replay import Replayed
     from glassbox.trace.store import Store
     from glassbox.trace.whatif import WhatIf
+
+FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
 
 
 @dataclass(frozen=True)
@@ -43,13 +52,15 @@ class Run:
     outcome: Outcome | None  # None unless done
     usage: Usage  # counted from what is there when there is no outcome
     error: str | None = None
+    failed: tuple[LedgerRow, ...] = ()  # what the policy did at the step that failed, as far as it came
     level: Level = "look"  # what this object holds; "ids" is without ledger and candidates
     retain: Retain = "text"  # "ids" is without text and bytes, "none" has counts and timings only
     token_ns: tuple[tuple[int, int], ...] = ()  # (model, policy) time of each generated token
+    tried: tuple[BeamRow, ...] = ()  # the candidates of a beam search, step by step
     problem: str | None = field(default=None, compare=False)  # why the store holds less than happened
     recorded: bool = field(default=True, compare=False)  # whether a store holds it, if not all of it
     opened: Opened | None = field(default=None, compare=False, repr=False)  # its model, where that is at hand
-    opening: ClassVar[Callable[[str], Opened] | None] = None  # opens a model by name; api.py sets it
+    opening: ClassVar[Callable[..., Opened] | None] = None  # opens a model by name, with its kv; api.py sets it
 
     @classmethod
     def from_parts(
@@ -116,6 +127,12 @@ class Run:
         return self.outcome.timings if self.outcome else None
 
     @property
+    def speed(self) -> Speed | None:
+        """How long it waited, how fast it read and wrote; None where no token was made, or it did not end."""
+        b = self.request.branch
+        return speed_of(self.usage, self.timings, (b.step or 0) if b else 0) if self.timings else None
+
+    @property
     def seed(self) -> int:
         return self.request.seed
 
@@ -128,34 +145,73 @@ class Run:
         """Of the engine that computed it: the same fingerprint gives the same bits."""
         return self.provenance.engine
 
+    @cached_property
+    def beams(self) -> Beams | None:
+        """The beam search whose best hypothesis the steps are; None where there was none."""
+        cut = self.outcome is None or self.outcome.ending.kind in FROM_OUTSIDE
+        return Beams(self.request.beam, self.tried, cut) if self.request.beam else None
+
     def again(self, opened: Opened | None = None) -> Again:
         """Its values once more (again.py), on `opened`, or the model that made it, or the one of its model's name."""
         from glassbox.trace.again import Again
 
-        return Again(self, self._open(opened))
+        return Again(self, opened or self._model())
 
     def what_if(self, policy: Policy, *, opened: Opened | None = None, **asked: Any) -> WhatIf:
         """Every step under another policy with the same draws; takes what whatif.what_if takes."""
         from glassbox.trace.whatif import what_if
 
-        return what_if(self, policy, self._open(opened), **asked)
+        return what_if(self, policy, opened or self._model(), **asked)
 
     def branch(self, at: int | None = None, *, opened: Opened | None = None, **asked: Any) -> Run:
         """A run that goes another way from step `at`, or has another prompt; takes what branch.branch takes."""
         from glassbox.trace.branch import branch
 
-        stream = branch(self, self._open(opened), at, **asked)
+        stream = branch(self, opened or self._model(), at, **asked)
         for _ in stream:
             pass
         return stream.run
 
-    def _open(self, opened: Opened | None) -> Opened:
-        found = opened or self.opened
-        if found is None:
+    def replay(self, model: Opened | None = None, *, force: bool = False) -> Replayed:
+        """Make it again from the trace alone, on `model`, or as `again` finds one, and compare every step (replay.py).
+
+        Raises NotReproduced where what it was made with is known to be another here, unless `force`."""
+        from glassbox.trace.replay import replay
+
+        return replay(self, model or self._model(), force=force)
+
+    def tensor(
+        self, step: int, point: str, *, all_positions: bool = False, model: Opened | None = None, force: bool = False
+    ) -> F32:
+        """An inner value at the position whose logits chose the token of this step, as points.py has it without its T;
+        all_positions: [T, …], from the prompt's first to that one. See `tensors`."""
+        return self.tensors(step, [point], all_positions=all_positions, model=model, force=force)[point]
+
+    def tensors(
+        self, step: int, points: Iterable[str], *, all_positions: bool = False, model: Opened | None = None,
+        force: bool = False,
+    ) -> dict[str, F32]:  # fmt: skip
+        """Several, of one pass (recompute.py). Raises UnknownPoint, ParameterError, and, unless `force`, NotReproduced
+        where the logits of the step have not the recorded hash."""
+        from glassbox.trace.recompute import recompute
+
+        found = model or self._model()
+        return recompute(self, found, step, tuple(points), all_positions=all_positions, force=force)
+
+    def _model(self) -> Opened:
+        """The model that made it, or the one of its model's name, which then stays at hand."""
+        if self.opened is None:
             if Run.opening is None:
-                raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="opened")
-            found = Run.opening(self.model)
-        return found
+                raise PromptError(f"run {self.run_id} needs its model: open {self.model} and give it", param="model")
+            object.__setattr__(self, "opened", Run.opening(self.model, kv=self.provenance.kv))
+        assert self.opened is not None
+        return self.opened
+
+    def explain(self, step: int, model: Opened | None = None, *, against: int | None = None) -> Explained:
+        """Why this token (explain.py), on `model`, or as `again` finds one. against: the id to compare it with."""
+        from glassbox.trace.explain import explain
+
+        return explain(self, step, model, against=against)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""
@@ -184,6 +240,7 @@ class Recorder:
         self._begin: Begin | None = None
         self._prompt: dict[int, PromptToken] = {}
         self._steps: list[Step] = []
+        self._tried: list[BeamRow] = []
         self._end: End | None = None
         self._closed = False
         self.run_id = ""
@@ -209,6 +266,11 @@ class Recorder:
         self._steps.append(step)
         self._put(step)
 
+    def beams(self, rows: tuple[BeamRow, ...]) -> None:
+        """The candidates of one step of a beam search."""
+        self._tried += rows
+        self._put(Tried(rows))
+
     def end(self, outcome: Outcome) -> None:
         self._finish(End(outcome, outcome.ending.finish_reason))
 
@@ -217,7 +279,8 @@ class Recorder:
         cancelled = isinstance(exc, KeyboardInterrupt)
         # An error's words may quote the prompt.
         words = f"{type(exc).__name__}: {exc}" if self.retain == "text" else type(exc).__name__
-        self._finish(End(None, "cancelled" if cancelled else "error", None if cancelled else words))
+        ledger = getattr(exc, "ledger", ()) if self.level == "look" else ()
+        self._finish(End(None, "cancelled" if cancelled else "error", None if cancelled else words, tuple(ledger)))
 
     def close(self) -> None:
         """Mark a run that has not ended as interrupted, and wait until the store has what it can have."""
@@ -252,7 +315,9 @@ class Recorder:
             created_ms=self._begin.created_ms,
             status=status,
             error=end.error if end else None,
+            failed=end.failed if end else (),
             level=self.level,
+            tried=tuple(self._tried),
             problem=self.problem,
             recorded=self._journal is not None and self._writer is not None and self._journal.kept,
         )

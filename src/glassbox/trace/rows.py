@@ -17,7 +17,9 @@ Row = tuple[Any, ...]
 PolicySteps = list[tuple[str, str, Mapping[str, Any]]]  # name, params as JSON, params; listed once a run
 
 
-OPTIONS = ("reuse", "salt", "speculate", "time_limit")  # of a request, kept together; with texts, "chat" too
+# Of a request, kept together; some runs have more (encode.py); and "kv" of the provenance, as a column of its own would
+# change the digests of runs recorded before there was one.
+OPTIONS = ("reuse", "salt", "speculate", "time_limit", "include_stop", "prompt_logprobs")
 
 
 def _columns(names: str) -> tuple[str, ...]:
@@ -31,18 +33,23 @@ ASKED = PROVENANCE + _columns(
 )  # of run, known at the start
 ENDED = _columns(
     """finish_reason stop_kind stop_detail text cached_tokens completion_tokens queue_ns first_token_ns
-    total_ns reuse_why error"""
+    total_ns reuse_why error last_token_ns"""
 )  # of run, known at the end
 SEGMENT = _columns("i origin role text trusted")
 POSITION = _columns(
     """pos step id bytes text segment kind span_lo span_hi kv logprob_raw logprob_final rank_raw ties entropy
-    u cdf_lo cdf_hi counter logits_hash model_ns policy_ns drafted"""
+    u cdf_lo cdf_hi counter logits_hash model_ns policy_ns drafted text_offset"""
 )
 LEDGER = _columns(
     """pos i policy_step params alive_before alive_after mass_removed removed_count removed_ids entropy top
     argmax_changed"""
 )
 CANDIDATE = _columns("pos i id logit p_raw p_final removed_by")
+BEAM = _columns("step i grp beam parent id logprob score state bytes text")
+
+
+# How many of these there were before columns came to be added behind them.
+_POSITION_ONCE, _ENDED_ONCE = POSITION.index("drafted") + 1, ENDED.index("error") + 1
 
 
 def dumps(value: object) -> str:
@@ -81,12 +88,30 @@ def position_digest(
 ) -> bytes:
     """Over one position with its ledger (policy steps by name, not by index) and candidates."""
     named = [(*r[:2], *_named(r, steps), *r[4:]) for r in ledger]
-    return _digest((position, named, list(candidates)), header, 8)
+    return _digest((_said(position, _POSITION_ONCE), named, list(candidates)), header, 8)
 
 
-def seal(header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row) -> bytes:
-    """Over all positions and the ending: nothing can be cut off a finished run unnoticed."""
-    return _digest((sorted(digests.items()), ledger_steps, ended), header, 16)
+def beam_digest(header: bytes, row: Row) -> bytes:
+    """Over one candidate of a beam search."""
+    return _digest(("beam", row), header, 8)
+
+
+def seal(
+    header: bytes, digests: Mapping[int, bytes], ledger_steps: str, ended: Row, beams: Sequence[bytes] = (),
+    incomplete: str | None = None,
+) -> bytes:  # fmt: skip
+    """Over all positions, the candidates of a beam search, the ending and the mark of rows that were lost: nothing can
+    be cut off a finished run unnoticed."""
+    more = ([list(beams)] if beams else []) + ([incomplete] if incomplete is not None else [])
+    return _digest((sorted(digests.items()), ledger_steps, _said(ended, _ENDED_ONCE), *more), header, 16)
+
+
+def _said(row: Row, once: int) -> Row:
+    """Without later columns that say nothing: a row that was written before there were any keeps its digest."""
+    end = len(row)
+    while end > once and row[end - 1] is None:
+        end -= 1
+    return row[:end]
 
 
 def _named(row: Row, steps: PolicySteps) -> tuple[str, str]:

@@ -6,8 +6,9 @@
 -- A reader ignores columns it does not know, so columns may be added within a version.
 --
 -- Digests are BLAKE2b over the values as read back (see codec.py): run.digest covers what was asked and the segments and
--- is the key of every other digest; position.digest covers one row with its ledger and candidates; run.seal
--- covers all rows and the ending. They find damage and careless edits, not a forger who computes them anew.
+-- is the key of every other digest; position.digest covers one row with its ledger and candidates, beam.digest one row;
+-- run.seal covers all rows, the ending and `incomplete`. Free are the keys `n` and `run` as such, and, while there is no
+-- ending, `incomplete` and which rows came last. They find damage and careless edits, not a forger who computes them anew.
 
 CREATE TABLE IF NOT EXISTS run (
   n                INTEGER PRIMARY KEY,   -- local to this file; `id` is the name that travels
@@ -24,7 +25,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
-  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit; chat with text; branch
+  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, kv, …; group, beam, branch; chat with text
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,
@@ -47,7 +48,7 @@ CREATE TABLE IF NOT EXISTS run (
   -- written at the end; finish_reason is NULL while it runs, and stays so when the writer dies
   finish_reason    TEXT,
   stop_kind        TEXT,
-  stop_detail      TEXT,                  -- JSON
+  stop_detail      TEXT,                  -- JSON; of a run that failed: the ledger of that step
   text             TEXT,
   cached_tokens    INTEGER,
   completion_tokens INTEGER,
@@ -56,6 +57,7 @@ CREATE TABLE IF NOT EXISTS run (
   total_ns         INTEGER,
   reuse_why        TEXT,                  -- why no more of the prompt came out of the cache
   error            TEXT,
+  last_token_ns    INTEGER,
   seal             BLOB
 );
 
@@ -96,6 +98,7 @@ CREATE TABLE IF NOT EXISTS position (
   model_ns      INTEGER,
   policy_ns     INTEGER,
   drafted       INTEGER,                  -- whether it was guessed beforehand and found right
+  text_offset   INTEGER,                  -- characters of prompt and output before the one its first byte is of
   digest        BLOB NOT NULL,
   PRIMARY KEY (run, pos)
 ) WITHOUT ROWID;
@@ -129,6 +132,24 @@ CREATE TABLE IF NOT EXISTS candidate (
   p_final    REAL,
   removed_by TEXT,                        -- name of the policy step, NULL when it survived
   PRIMARY KEY (run, pos, i)
+) WITHOUT ROWID;
+
+-- The candidates of a beam search: who continued whom, and what became of it.
+CREATE TABLE IF NOT EXISTS beam (
+  run     INTEGER NOT NULL,
+  step    INTEGER NOT NULL,
+  i       INTEGER NOT NULL,               -- among the candidates of this step; of one group, best first
+  grp     INTEGER NOT NULL,               -- group of beams
+  beam    INTEGER,                        -- place among the live ones after this step; NULL: it is none of them
+  parent  INTEGER,                        -- place, after the step before, of the one it continues; NULL: the prompt
+  id      INTEGER NOT NULL,
+  logprob REAL NOT NULL,                  -- of the id, after the policy
+  score   REAL NOT NULL,                  -- sum of logprobs so far, less diversity penalties; its length is step + 1
+  state   TEXT NOT NULL,                  -- live | finished | dropped
+  bytes   BLOB,
+  text    TEXT,                           -- what became visible with it
+  digest  BLOB NOT NULL,
+  PRIMARY KEY (run, step, i)
 ) WITHOUT ROWID;
 
 -- Inner values kept on request.

@@ -149,8 +149,16 @@ def _missing_columns(conn: sqlite3.Connection) -> list[str]:
     ]
 
 
+def has_table(conn: sqlite3.Connection, name: str) -> bool:
+    """Whether there is one: a store of this version that was made before a table was added has none."""
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return bool(conn.execute(query, (name,)).fetchone()[0])
+
+
 def _prepare_for_writing(conn: sqlite3.Connection) -> None:
     if (_pragma(conn, "application_id"), _pragma(conn, "user_version")) == (APPLICATION_ID, VERSION):
+        if not has_table(conn, "beam"):
+            conn.executescript(f"BEGIN IMMEDIATE; {_schema()} COMMIT;")  # makes what is missing
         for statement in _missing_columns(conn):
             conn.execute(statement)
     if _is_empty(conn):

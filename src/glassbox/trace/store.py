@@ -66,6 +66,9 @@ class RunSummary:
     problem: str | None  # why the store holds less than happened
     parent: str | None = None  # the run it branches from, and at which step
     parent_step: int | None = None
+    group: str | None = None  # what it has in common with others that were asked for together
+    sequence: int = 0  # which of them it is
+    beams: int | None = None  # of a beam search, how many
 
 
 def default_path() -> Path:
@@ -105,7 +108,7 @@ class Store:
     def runs(self, limit: int | None = 20) -> list[RunSummary]:
         """The newest runs, newest first. Raises StoreError where the file is damaged."""
         query = """SELECT id, created, model, owner, finish_reason, messages, prompt_text, prompt_tokens,
-            incomplete, parent, parent_step, coalesce(
+            incomplete, options, sequence, parent, parent_step, coalesce(
                 completion_tokens, (SELECT count(*) FROM position WHERE run = n AND step IS NOT NULL)
             ) AS made
             FROM run ORDER BY n DESC LIMIT ?"""
@@ -205,6 +208,7 @@ class Store:
 
     def _summary(self, r: sqlite3.Row) -> RunSummary:
         try:
+            options = json.loads(r["options"])
             return RunSummary(
                 id=r["id"],
                 created=datetime.fromtimestamp(r["created"] / 1000, UTC),
@@ -216,6 +220,9 @@ class Store:
                 problem=r["incomplete"],
                 parent=r["parent"],
                 parent_step=r["parent_step"],
+                group=options.get("group"),
+                sequence=int(r["sequence"]),
+                beams=options["beam"]["width"] if "beam" in options else None,
             )
         except (*UNREADABLE, OSError):  # one damaged run must not hide the others
             return RunSummary(str(r["id"]), datetime.fromtimestamp(0, UTC), "", "damaged", "", 0, 0, "damaged")

@@ -123,7 +123,7 @@ def what_if(
     """
     n = whole("draws", draws, 0, MOST_DRAWS, f"a whole number from 0 to {MOST_DRAWS:,}")
     check_model(run, opened)
-    policy = policy.for_model(opened.model.vocab_size, opened.tokenizer.eos_ids)
+    policy = opened.fitted(policy, run.request.stop_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
         wanted = set(range(len(run.steps))) if steps is None else set(steps)

@@ -28,6 +28,12 @@ def cached_models() -> list[tuple[str, int]]:
     return sorted(dict(hub.cached()).items())
 
 
+def is_here(name: str) -> bool:
+    """Whether a model can be opened without fetching anything."""
+    model = _known(name)
+    return name == "bigram" or (model.pulled if model else os.path.exists(os.path.expanduser(name)))
+
+
 def _nothing(stage: str, done: int, total: int | None) -> None: ...
 
 
