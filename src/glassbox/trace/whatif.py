@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport
+from glassbox.errors import EmptySupport, PromptError
 from glassbox.policy.philox import uniform
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
@@ -119,10 +119,12 @@ def what_if(
     """Every step of `run` under `policy`.
 
     draws: so many fresh ones a step. threshold: a parameter of which to find where choices change, and for which
-    steps (default: all). Raises ParameterError, PromptError.
+    steps (default: all). Raises ParameterError; PromptError, also for a beam search.
     """
     n = whole("draws", draws, 0, MOST_DRAWS, f"a whole number from 0 to {MOST_DRAWS:,}")
     check_model(run, opened)
+    if run.request.beam is not None:
+        raise PromptError(f"run {run.run_id} is a beam search: nothing of it was drawn, so no draw can go another way")
     policy = opened.fitted(policy, run.request.stop_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
