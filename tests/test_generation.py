@@ -31,7 +31,7 @@ GREEDY = Policy(temperature=0)
 class Scripted:
     """A model that wants to say certain ids, whatever it reads: the logits of position p favour script[p - prompt]."""
 
-    context, layers, fingerprint, threads = 4096, 0, "scripted", 1
+    context, layers, fingerprint, threads, spec = 4096, 0, "scripted", 1, None
 
     def __init__(self, script: Sequence[int], prompt: int, vocab: int) -> None:
         self.script, self.prompt, self.vocab_size = script, prompt, vocab
