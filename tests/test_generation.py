@@ -15,10 +15,11 @@ from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.cache.prefix import Reuse
 from glassbox.engine import Engine
 from glassbox.errors import NonFiniteLogits, ParameterError, PromptError
-from glassbox.generation import Generation, Request, Step, Timings, Usage, logits_hash
+from glassbox.generation import Generation, Request, Step, logits_hash
 from glassbox.model.bigram import METADATA, TOKENS, BigramModel
 from glassbox.model.execute import Computed, Part
 from glassbox.opening import encoding_of
+from glassbox.outcome import Timings, Usage
 from glassbox.policy.policy import Policy
 from glassbox.speed import speed_of
 from glassbox.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ GREEDY = Policy(temperature=0)
 class Scripted:
     """A model that wants to say certain ids, whatever it reads: the logits of position p favour script[p - prompt]."""
 
-    context, layers, fingerprint, threads = 4096, 0, "scripted", 1
+    context, layers, fingerprint, threads, spec = 4096, 0, "scripted", 1, None
 
     def __init__(self, script: Sequence[int], prompt: int, vocab: int) -> None:
         self.script, self.prompt, self.vocab_size = script, prompt, vocab

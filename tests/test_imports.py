@@ -20,6 +20,7 @@ ORDER = [
     ("policy",),
     ("choose",),
     ("stop",),
+    ("outcome",),
     ("draft",),
     ("passes",),
     ("beam",),

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassbox.choose import Choice
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment

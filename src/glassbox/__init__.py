@@ -16,6 +16,7 @@ from glassbox.version import VERSION as __version__
 if TYPE_CHECKING:
     from glassbox.api import Model, load, open_store
     from glassbox.beam import Beam
+    from glassbox.model.intervene import Intervention
     from glassbox.opening import load_tokenizer
     from glassbox.policy.policy import Policy
     from glassbox.trace.diff import diff
@@ -26,6 +27,7 @@ else:
         "load": "api",
         "load_tokenizer": "opening",
         "Beam": "beam",
+        "Intervention": "model.intervene",
         "diff": "trace.diff",
         "Policy": "policy.policy",
         "Run": "api",
@@ -44,4 +46,7 @@ else:
         return sorted({*globals(), *_HOMES})
 
 
-__all__ = ["Beam", "Model", "Policy", "Run", "__version__", "diff", "errors", "load", "load_tokenizer", "open_store"]
+__all__ = [
+    "Beam", "Intervention", "Model", "Policy", "Run", "__version__", "diff", "errors", "load", "load_tokenizer",
+    "open_store",
+]  # fmt: skip

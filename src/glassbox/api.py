@@ -17,11 +17,12 @@ from glassbox.choose import check_seed, draw_seed
 from glassbox.defaults import default_policy, sources_of_made
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
-from glassbox.generation import Generation, Provenance, Request
+from glassbox.generation import Branch, Generation, Provenance, Request, Step
 from glassbox.model.bigram import METADATA, BigramModel
+from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.opening import chat_of, cut_ids, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
-from glassbox.passes import passes_for
+from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.provenance import model_digest, tokenizer_digest
@@ -195,9 +196,9 @@ class Model:
         ignore_eos: bool = False, prompt_logprobs: bool = False, truncate: bool = False,
         sources: Mapping[str, str] | None = None, now: datetime | None = None,
         reuse: bool = True, salt: str = "", speculate: bool = False, time_limit: float | None = None,
-        store: Store | None = None, level: Level = "look", retain: Retain = "text",
+        store: Store | None = None, level: Level = "look", retain: Retain = "text", parent: str | None = None,
         sequence: int = 0, group: str | None = None, beam: Beam | None = None,
-        **chat: Unpack[check.ChatOptions],
+        interventions: Sequence[Intervention] = (), **chat: Unpack[check.ChatOptions],
     ) -> Stream:  # fmt: skip
         """Generate, yielding each token's `Step` as it is made; `.run` is the whole. Exactly one of:
 
@@ -217,7 +218,8 @@ class Model:
         speculate: check guessed ids in one pass (changes no id; not where a policy needs more passes of the model).
         time_limit: seconds after which it ends.
         sources: where each parameter came from, for the trace. now: the time a template may ask for.
-        store: where to record (nowhere when not given), level and retain: how much of it.
+        store: where to record (nowhere when not given), level and retain: how much of it. parent: the id of the run
+        whose prompt this one edits. interventions: what is done to inner values (model/intervene.py).
         sequence: of several under one seed, which; group: a name for runs that belong together. beam: search instead of
         drawing; then the steps come when all is done.
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
@@ -268,6 +270,8 @@ class Model:
             cut=cut,
             chat=None if template is None else chat_of(options, template),
             sources=sources_of_made(check.string_map("sources", sources), asked, policy),
+            branch=None if parent is None else Branch(check.string("parent", parent), None),
+            interventions=check_interventions(interventions, self.model.spec),
         )
         check.beams(request)
         return self._open(request, self._provenance(clock, template), store, level, retain)
@@ -275,7 +279,7 @@ class Model:
     def _open(
         self, request: Request, provenance: Provenance, store: Store | None, level: Level, retain: Retain
     ) -> Stream:  # fmt: skip
-        passes = passes_for(self.model, request.policy, request.encoding.ids)
+        passes = self._passes(request)
         recorder = Recorder(
             check.open_store_or_none(store), level=check.one_of("level", level, get_args(Level)),
             retain=check.one_of("retain", retain, get_args(Retain)),
@@ -287,6 +291,9 @@ class Model:
             else Generation(request, self.tokenizer, cache, context, passes)
         )
         return Stream(self, generation, recorder, provenance)
+
+    def _passes(self, request: Request) -> Passes | None:
+        return passes_for(self.model, request.policy, request.encoding.ids, request.interventions)
 
     def default_policy(
         self, given: Mapping[str, Any] | None = None, *, from_file: bool = True
@@ -301,6 +308,18 @@ class Model:
         """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
         encode = partial(exact_ids, self.tokenizer)
         return policy.for_model(self.model.vocab_size, self.tokenizer.eos_ids, encode, stop_ids)
+
+    def resume(
+        self, request: Request, steps: Sequence[Step], force: int | None, *, like: Run, store: Store | None = None
+    ) -> Stream:
+        """Go on from steps that another run, `like`, made; force: the id to put behind them. See trace/branch.py."""
+        recorder = Recorder(check.open_store_or_none(store), level=like.level, retain=like.retain)
+        request = replace(request, model=self.name)
+        cache, passes = self.model.new_cache(), self._passes(request)
+        generation = Generation(request, self.tokenizer, cache, self.context, passes, steps, force)
+        made = like.provenance
+        here = replace(self._provenance(None, None), template_sha256=made.template_sha256, clock=made.clock)
+        return Stream(self, generation, recorder, here)
 
     def _encoded(
         self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,

@@ -22,6 +22,7 @@ from glassbox.errors import GlassboxError, NonFiniteLogits, OutOfMemory
 from glassbox.generation import Event, Generation
 from glassbox.model.execute import CHUNK, Part
 from glassbox.model.finite import located
+from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel
 from glassbox.policy.shaped import FORWARD
 from glassbox.types import F32, Sums
@@ -87,11 +88,12 @@ class Engine:
             self._admit()
             ready = [share for share in self._share_out() if self._ready(*share)]
             chosen = [share for share in ready if not share[0].done]  # a later lane of it may have found no room
-            if chosen:
-                self._pass(chosen)
+            # Sequences whose inner values are changed in the same way share a pass, with nobody else in it.
+            for changed in dict.fromkeys(g.request.interventions for g, *_ in chosen):
+                self._pass([share for share in chosen if share[0].request.interventions == changed])
 
     def _pass(self, chosen: list[Share]) -> None:
-        parts, counts = [], []
+        parts, counts, changed = [], [], chosen[0][0].request.interventions
         for generation, lane, ids in chosen:
             generation.start()
             # Logits are needed of each id that may be followed by a new one: the last of a prompt, and every guess;
@@ -99,7 +101,7 @@ class Engine:
             whole = len(ids) == len(lane.pending)
             every = lane.decoding or generation.request.prompt_logprobs
             counts.append(len(ids) if every else int(whole))
-            parts.append(Part(np.array(ids, np.int64), lane.cache, range(len(ids) - counts[-1], len(ids))))
+            parts.append(Part(np.array(ids, np.int64), lane.cache, range(len(ids) - counts[-1], len(ids)), changed))
         begin = time.perf_counter_ns()
         betas = [
             generation.request.policy.betas
@@ -128,17 +130,18 @@ class Engine:
 
     def _accept(self, generation: Generation, rows: F32, took: int, sums: list[Sums]) -> None:
         try:
-            if generation.request.prompt_logprobs and generation.steps == 0:
+            if generation.request.prompt_logprobs and generation.steps == len(generation.inherited):
                 taken = generation.read(rows, sums)
                 rows, sums = rows[taken:], sums[taken:]
                 if not len(rows):
                     return
-            if generation.steps == 0:
+            if generation.steps == len(generation.inherited):
                 # Those that were asked for together begin alike: they may have the page that is not full, too.
                 self._remember(generation, whole_pages=generation.request.group is None)
             generation.accept(rows, took, sums)
         except NonFiniteLogits as e:
-            self._fail(generation, located(e, self.model, generation.ids) if e.where == FORWARD else e)
+            changed = generation.request.interventions
+            self._fail(generation, located(e, self.model, generation.ids, changed) if e.where == FORWARD else e)
             return
         except GlassboxError as e:
             self._fail(generation, e)
@@ -150,7 +153,8 @@ class Engine:
     def _remember(self, generation: Generation, *, whole_pages: bool = False) -> None:
         """Keep what it computed for later prompts that begin so."""
         if self.prefixes is not None and generation.request.reuse:
-            self.prefixes.insert(generation.cache, generation.ids, generation.request.salt, whole_pages=whole_pages)
+            key = generation.request.salt, digest(generation.request.interventions)
+            self.prefixes.insert(generation.cache, generation.ids, *key, whole_pages=whole_pages)
 
     def _admit(self) -> None:
         """Let in whoever fits, in order of arrival."""
@@ -162,8 +166,8 @@ class Engine:
                 return
             self.running.append(self.waiting.popleft())
             if self.prefixes is not None and generation.request.reuse:
-                ids = generation.request.encoding.ids
-                generation.reused = self.prefixes.attach(generation.cache, ids, generation.request.salt)
+                key = generation.request.salt, digest(generation.request.interventions)
+                generation.reused = self.prefixes.attach(generation.cache, generation.ids, *key)
 
     def _length(self, generation: Generation) -> int:
         asked = len(generation.request.encoding.ids) + generation.request.max_tokens

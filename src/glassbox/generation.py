@@ -10,7 +10,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,29 @@ from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
+from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import load
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.passes import Passes
-from glassbox.policy.guide import compiled
+from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.judge import judge
 from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
-from glassbox.stop import Ending, Kind, Limits, StopWatcher
+from glassbox.stop import Ending, Kind, Limits, Shown, StopWatcher
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.text.truncate import Cut
 from glassbox.types import F32, Sums
 
 CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a run comes from, if it goes another way from some step of another run, its parent."""
+
+    parent: str  # its id
+    step: int | None  # the first that is its own; those before are the parent's. None: its prompt is another one
+    made: tuple[tuple[int, Policy, int], ...] = ()  # (end, policy, seed): what chose the steps before `end`
+    forced: tuple[int, ...] = ()  # steps whose id was put there, whatever the draw said
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +71,17 @@ class Request:
     chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
     cut: Cut | None = None  # what was left out of the prompt to fit; then the encoding is of the rest
     sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
+    branch: Branch | None = None
+    interventions: tuple[Intervention, ...] = ()  # what is done to inner values on the way
+
+    def under(self, step: int) -> tuple[Policy, int]:
+        """The policy and the seed that chose at a step: of what a branch has from its parent, the parent's."""
+        made = self.branch.made if self.branch else ()
+        return next(((policy, seed) for end, policy, seed in made if step < end), (self.policy, self.seed))
+
+    def forced(self, step: int) -> bool:
+        """Whether the id of this step was put there rather than drawn."""
+        return self.branch is not None and step in self.branch.forced
 
     @property
     def dropped(self) -> int:
@@ -121,55 +144,31 @@ Event = Step | tuple[BeamRow, ...]  # a token; or all candidates of one step of 
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    dropped: int = 0  # ids of the prompt that were left out to fit
+class Rules:
+    """What holds at a step: of those that a branch has from its parent, what held there."""
 
-    @property
-    def submitted_tokens(self) -> int:
-        """Of the prompt as it was given."""
-        return self.prompt_tokens + self.dropped
-
-    @property
-    def evaluated_tokens(self) -> int:
-        """Of the prompt, those that were computed; the last one always is."""
-        return self.prompt_tokens - self.cached_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Nanoseconds on a monotonic clock, from the arrival of the request. What follows from them is in speed.py."""
-
-    queue_ns: int  # until the engine turned to it
-    first_token_ns: int | None  # until the first token was chosen
-    total_ns: int
-    last_token_ns: int | None = None  # until the last one was chosen
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How it ended."""
-
-    ending: Ending
-    text: str
-    usage: Usage
-    timings: Timings
-    reuse: str | None = None  # why no more of the prompt came out of the cache; None where none was looked for
+    policy: Policy
+    seed: int
+    guide: Guide | None
+    limits: Limits
 
 
 class Generation:
-    """One sequence on its way: which ids wait to be computed, and what each row of logits turns into."""
+    """One sequence on its way: which ids wait to be computed, and what each row of logits turns into.
+
+    passes: what its policy needs beside one row of logits (policy.needs); then nothing is guessed. steps: what a branch
+    has from its parent, in order. force: the id to put at the step after these.
+    """
 
     def __init__(
-        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, passes: Passes | None = None
-    ) -> None:
-        """passes: what its policy needs beside one row of logits (policy.needs). Then nothing is guessed."""
+        self, request: Request, tokenizer: Tokenizer, cache: Cache, context: int, passes: Passes | None = None,
+        steps: Sequence[Step] = (), force: int | None = None,
+    ) -> None:  # fmt: skip
         prompt = request.encoding.ids
         self.request, self.cache, self.passes = request, cache, passes
         self._context = context - (passes.longer if passes else 0)
-        self.ids = list(prompt)  # prompt and output
+        self.ids = [*prompt, *(step.id for step in steps)]  # prompt and output
+        self.given = len(self.ids)  # of them were there before anything is chosen
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
         self.reused: Reuse | None = None
@@ -180,12 +179,10 @@ class Generation:
         self._detokenizer = tokenizer.detokenizer(prompt)
         self._begin = len(request.encoding.text) - bool(self._detokenizer.held)  # a character it only began is output's
         self._stops = StopWatcher(request.stop, include_stop=request.include_stop)
-        self._limits = Limits(
-            eos_ids=tokenizer.eos_ids, stop_ids=request.stop_ids, max_tokens=request.max_tokens,
-            context=self._context, ignore_eos=request.ignore_eos, min_tokens=request.policy.min_tokens,
-        )  # fmt: skip
-        grammar = request.policy.grammar  # a bad one is an error here, before anything runs
-        self._guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
+        made = request.branch.made if request.branch else ()
+        # A bad grammar is an error here, before anything runs.
+        self._rules = [(end, self._ruled(policy, seed, tokenizer)) for end, policy, seed in made]
+        self._own = self._ruled(request.policy, request.seed, tokenizer)
         self._text: list[str] = []
         self._arrived = time.perf_counter_ns()
         self._started: int | None = None
@@ -194,6 +191,21 @@ class Generation:
         self._draft: list[int] = []
         self._logprobs: list[float] = []  # of each output id, as it was drawn
         self._lookup = PromptLookup() if request.speculate and passes is None else None
+        self.force = force  # the next id, whatever the policy says
+        self.inherited = tuple(map(self._inherit, steps))
+
+    def _ruled(self, policy: Policy, seed: int, tokenizer: Tokenizer) -> Rules:
+        r, grammar = self.request, policy.grammar
+        limits = Limits(
+            eos_ids=tokenizer.eos_ids, stop_ids=r.stop_ids, max_tokens=r.max_tokens, context=self._context,
+            ignore_eos=r.ignore_eos, min_tokens=policy.min_tokens,
+        )  # fmt: skip
+        guide = None if grammar is None else compiled(grammar, tokenizer.vocab, tokenizer.eos_ids)
+        return Rules(policy, seed, guide, limits)
+
+    def _rules_of(self, step: int) -> Rules:
+        """As `Request.under`."""
+        return next((rules for end, rules in self._rules if step < end), self._own)
 
     @property
     def lanes(self) -> Sequence[Generation]:
@@ -207,13 +219,13 @@ class Generation:
 
     @property
     def decoding(self) -> bool:
-        """Whether its prompt is in the cache."""
-        return self.cache.length >= len(self.request.encoding.ids)
+        """Whether all that was given is in the cache."""
+        return self.cache.length >= self.given
 
     @property
     def cached(self) -> int:
         """How many of the prompt's positions came out of an earlier one's pages."""
-        return self.reused.length if self.reused else 0
+        return min(self.reused.length, len(self.request.encoding.ids)) if self.reused else 0
 
     @property
     def late(self) -> bool:
@@ -230,9 +242,9 @@ class Generation:
             self._started = time.perf_counter_ns()
 
     def read(self, rows: F32, sums: Sequence[Sums]) -> int:
-        """Rows of logits of the prompt's next ids [n, V] -> how likely the ids after them were. Returns how many rows
-        it took: what is left is about the first new token. Raises NonFiniteLogits."""
-        ids, known = self.request.encoding.ids, len(self.prompt_logprobs)
+        """Rows of logits of the next ids that were given [n, V] -> how likely the ids after them were. Returns how many
+        rows it took: what is left is about the first new token. Raises NonFiniteLogits."""
+        ids, known = self.ids[: self.given], len(self.prompt_logprobs)
         after = ids[known : known + len(rows)]
         self.prompt_logprobs += [judge(r, i, s).logprob for r, i, s in zip(rows, after, sums, strict=False)]
         return len(after)
@@ -258,16 +270,17 @@ class Generation:
         """One row of logits [V] -> one token. Raises NonFiniteLogits and EmptySupport."""
         begin = time.perf_counter_ns()
         shaped = self.shape(logits, sums)
-        r = self.request
-        choice = choose(shaped, seed=r.seed, sequence=r.sequence, position=len(self.ids))
+        seed, sequence = self._rules_of(self.steps).seed, self.request.sequence
+        choice = choose(shaped, seed=seed, sequence=sequence, position=len(self.ids), force=self.force)
+        self.force = None
         return self.take(choice, shaped, model_ns, begin, drafted)
 
     def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
         """What the policy makes of a row of logits [V] about the next id."""
-        r, n = self.request, len(self.request.encoding.ids)
+        r, rules, n = self.request, self._rules_of(self.steps), len(self.request.encoding.ids)
         views = self.passes.views(self.ids, self.cache) if self.passes else None
-        return r.policy.shape(
-            logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide,
+        return rules.policy.shape(
+            logits, self._prompt, self.ids[n:], sums=sums, seed=rules.seed, sequence=r.sequence, guide=rules.guide,
             logprobs=self._logprobs, views=views,
         )  # fmt: skip
 
@@ -301,15 +314,27 @@ class Generation:
             text_offset=offset,
         )
 
-    def _show(self, token: int) -> tuple[str, Ending | None, int]:
-        """What becomes visible with a token, whether it ends the run, and where its text begins."""
-        armed = self._limits.armed(self.steps)
+    def _inherit(self, step: Step) -> Step:
+        """A step that was made before, with its text as it becomes visible here: more may follow than did there."""
+        self.steps += 1
+        self._logprobs.append(step.choice.logprob_final)
+        shown, offset = self._feed(step.id)
+        self._text.append(shown.text)
+        return replace(step, text=shown.text, bytes=self._vocab.bytes_of(step.id), text_offset=offset)
+
+    def _feed(self, token: int) -> tuple[Shown, int]:
+        """What the text of its newest token lets be seen, and where that text begins."""
+        armed = self._rules_of(self.steps - 1).limits.armed(self.steps)
         piece = self._detokenizer.feed(token)
         offset = self._begin + self._detokenizer.offset
         if token in self.request.stop_ids and armed and not self.request.include_stop:
             piece = ""
-        shown = self._stops.feed(piece, armed=armed)
-        ending = self._limits.check(
+        return self._stops.feed(piece, armed=armed), offset
+
+    def _show(self, token: int) -> tuple[str, Ending | None, int]:
+        """What becomes visible with a token, whether it ends the run, and where its text begins."""
+        shown, offset = self._feed(token)
+        ending = self._rules_of(self.steps - 1).limits.check(
             token, generated=self.steps, length=len(self.ids), matched=shown.matched, complete=self._complete
         )  # fmt: skip
         text, matched = shown.text, shown.matched
@@ -323,9 +348,10 @@ class Generation:
     @property
     def _complete(self) -> bool:
         """Whether the grammar allows no more. One that min_tokens forbids to end goes on, into an EmptySupport."""
-        if self._guide is None or self.steps < self.request.policy.min_tokens:
+        rules = self._rules_of(self.steps - 1)
+        if rules.guide is None or self.steps < rules.policy.min_tokens:
             return False
-        return self._guide.finished(self.ids[len(self.request.encoding.ids) :])
+        return rules.guide.finished(self.ids[len(self.request.encoding.ids) :])
 
     def fork(self) -> Generation:
         """Another sequence with the same past. Only the cache is still this one's."""
@@ -348,7 +374,8 @@ class Generation:
 
     def _rest(self) -> tuple[str, str | None]:
         """What the stop watcher and the detokenizer still hold, in that order, and the stop that this completes."""
-        shown = self._stops.feed(self._detokenizer.flush(), armed=self._limits.armed(self.steps))
+        armed = self._rules_of(self.steps - 1).limits.armed(self.steps)
+        shown = self._stops.feed(self._detokenizer.flush(), armed=armed)
         return shown.text + self._stops.flush(), shown.matched
 
     def _end(self, ending: Ending) -> None:
@@ -366,7 +393,9 @@ class Generation:
             return "every id was computed: the prompt's logprobs were asked for"
         if r is None or r.had is None:
             return r.why if r else None
-        had, now = self._vocab.text_of(r.had), self._vocab.text_of(encoding.ids[r.matched])
+        had, now = self._vocab.text_of(r.had), self._vocab.text_of(self.ids[r.matched])
+        if r.matched >= len(encoding.ids):
+            return f"{r.why} ({had!r} against {now!r}, output)"
         origin = encoding.segment_list[encoding.segments[r.matched]].origin
         return f"{r.why} ({had!r} against {now!r}, {origin})"
 

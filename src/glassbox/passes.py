@@ -15,12 +15,14 @@ import numpy as np
 from glassbox.cache.pages import Cache, PageShape, available_memory
 from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.model.execute import CHUNK, Computed, Part
+from glassbox.model.intervene import Intervention
 from glassbox.model.model import AnyModel, TransformerModel, check_ids
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import Views
 from glassbox.types import F32, F64, I64
 
 FINAL = "final_norm"
+Changed = tuple[Intervention, ...]
 DEEP = 40  # beyond so many layers DoLa's "low" and "high" are the first and last 20
 
 
@@ -41,14 +43,16 @@ class Need(Protocol):
 class Negative:
     """The logits of the same output behind another prompt, whose keys and values it keeps."""
 
-    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int]) -> None:
+    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int], changed: Changed) -> None:
+        self.changed = changed  # at positions of its own
         self.prompt, self.after = tuple(policy.negative_ids or prompt[-1:]), len(prompt)
         self.model, self.cache = model, model.new_cache()
         check_ids(model, self.prompt, 0)
 
     def view(self, ids: Sequence[int], cache: Cache) -> dict[str, Any]:
         here = [*self.prompt, *ids[self.after :]]
-        return {"negative": read(self.model, here[self.cache.length :], self.cache)[-1].logits[-1]}
+        computed = read(self.model, here[self.cache.length :], self.cache, changed=self.changed)[-1]
+        return {"negative": computed.logits[-1]}
 
     def nbytes(self, shape: PageShape, prompt: int, most: int) -> int:
         return shape.sequence_bytes(len(self.prompt) + most - prompt) + spare(shape)
@@ -60,7 +64,8 @@ class Negative:
 class Layers:
     """The logits of early layers: the last id once more on a fork, with a look at what enters them."""
 
-    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int]) -> None:
+    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int], changed: Changed) -> None:
+        self.changed = changed
         self.model, self.normed = transformer(model, "dola_layers", policy.dola_layers), policy.dola_normed
         self.layers = dola_layers(policy.dola_layers, model.layers, tied=self.model.spec.tied)
 
@@ -69,7 +74,7 @@ class Layers:
         twin = cache.fork()
         try:
             twin.truncate(len(ids) - 1)
-            seen = read(self.model, ids[-1:], twin, points)[-1].points
+            seen = read(self.model, ids[-1:], twin, points, changed=self.changed)[-1].points
         finally:
             twin.release()
         rows = self.model.lens(np.concatenate([seen[p] for p in points]), normed=self.normed)
@@ -86,7 +91,8 @@ class Candidates:
     """How much the hidden state of each candidate is like those there are. The prompt's are computed in a pass of
     their own at the start (a reused prefix has none); those of the output were candidates before they were chosen."""
 
-    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int]) -> None:
+    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int], changed: Changed) -> None:
+        self.changed = changed
         self.model, self.top_k = transformer(model, "penalty_alpha", policy.penalty_alpha), policy.top_k
         self.hidden: list[F32] = []  # [D] for each position
         self._tried: dict[int, F32] = {}
@@ -97,7 +103,7 @@ class Candidates:
             self.hidden.append(self._tried[ids[-1]])
         if len(self.hidden) < len(ids):
             self.release()
-            pieces = read(self.model, ids, self._own, [FINAL], rows="all")
+            pieces = read(self.model, ids, self._own, [FINAL], rows="all", changed=self.changed)
             self.hidden = [row for piece in pieces for row in piece.points[FINAL]]
             self.release()
         return {"similarity": lambda some: self.similarity(some, cache)}
@@ -109,7 +115,7 @@ class Candidates:
             for _ in ids:
                 forks.append(cache.fork())
                 forks[-1].reserve(cache.length + 1)
-            parts = [Part(ids[i : i + 1], fork, range(1)) for i, fork in enumerate(forks)]
+            parts = [Part(ids[i : i + 1], fork, range(1), self.changed) for i, fork in enumerate(forks)]
             new = self.model.forward_parts(parts, frozenset({FINAL})).points[FINAL]  # [k, D]
         finally:
             for fork in forks:
@@ -134,9 +140,11 @@ NEEDS: dict[str, type[Negative] | type[Layers] | type[Candidates]] = {
 class Passes:
     """All that one sequence's policy needs."""
 
-    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int]) -> None:
-        """Raises ParameterError for a policy that needs what the model does not have, PromptError, ContextOverflow."""
-        self._needs: list[Need] = [NEEDS[name](model, policy, prompt) for name in sorted(policy.needs)]
+    def __init__(self, model: AnyModel, policy: Policy, prompt: Sequence[int], changed: Changed = ()) -> None:
+        """changed: what is done to inner values of the sequence, and so of these passes.
+
+        Raises ParameterError for a policy that needs what the model does not have, PromptError, ContextOverflow."""
+        self._needs: list[Need] = [NEEDS[name](model, policy, prompt, changed) for name in sorted(policy.needs)]
         negative = len(policy.negative_ids) if "negative" in policy.needs else 0
         self.longer = max(0, negative - len(prompt))  # positions by which another prompt exceeds the sequence's own
 
@@ -159,14 +167,15 @@ class Passes:
             need.release()
 
 
-def passes_for(model: AnyModel, policy: Policy, prompt: Sequence[int]) -> Passes | None:
+def passes_for(model: AnyModel, policy: Policy, prompt: Sequence[int], changed: Changed = ()) -> Passes | None:
     """None for a policy that goes by one row of logits, as most do."""
-    return Passes(model, policy, prompt) if policy.needs else None
+    return Passes(model, policy, prompt, changed) if policy.needs else None
 
 
 def read(
-    model: AnyModel, ids: Sequence[int], cache: Cache, look: Iterable[str] = (), rows: str = "last"
-) -> list[Computed]:
+    model: AnyModel, ids: Sequence[int], cache: Cache, look: Iterable[str] = (), rows: str = "last",
+    changed: Changed = (),
+) -> list[Computed]:  # fmt: skip
     """Append `ids` in chunks, giving back what windows leave behind. Points of each chunk, logits of the last id."""
     check_ids(model, ids, cache.length)
     array, pieces = np.array(ids, np.int64), []
@@ -174,7 +183,7 @@ def read(
         piece = array[begin : begin + CHUNK]
         first = 0 if rows == "all" else len(piece) - (begin + len(piece) == len(array))
         cache.reserve(cache.length + len(piece))
-        computed = model.forward_parts([Part(piece, cache, range(first, len(piece)))], frozenset(look))
+        computed = model.forward_parts([Part(piece, cache, range(first, len(piece)), changed)], frozenset(look))
         # Of a long prompt the logits would be much more than what is looked at.
         pieces.append(Computed(computed.logits[-1:].copy(), computed.points))
         cache.trim()

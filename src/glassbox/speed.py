@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glassbox.generation import Timings, Usage
+from glassbox.outcome import Timings, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Speed:
     prefill_per_s: float | None  # of those, a second, from the end of the queue to the first token
 
 
-def speed_of(usage: Usage, timings: Timings) -> Speed | None:
-    """None where no token was made."""
+def speed_of(usage: Usage, timings: Timings, inherited: int = 0) -> Speed | None:
+    """None where no token was made. inherited: tokens that a branch has from its parent: they took no time here."""
     if timings.first_token_ns is None:
         return None
     last = timings.total_ns if timings.last_token_ns is None else timings.last_token_ns
-    spent, gaps, reading = last - timings.first_token_ns, usage.completion_tokens - 1, timings.first_token_ns
-    reading -= timings.queue_ns
+    spent, gaps = last - timings.first_token_ns, usage.completion_tokens - 1 - inherited
+    reading = timings.first_token_ns - timings.queue_ns
     return Speed(
         queue_s=timings.queue_ns / 1e9,
         first_token_s=timings.first_token_ns / 1e9,

@@ -21,11 +21,18 @@ class Stream:
         self._generation, self._recorder, self._opened = generation, recorder, opened
         self.provenance = provenance
         recorder.begin(generation.request, provenance)
+        for step in generation.inherited:
+            recorder.step(step)
         self._steps = self._go(opened.engine)
 
     @property
     def request(self) -> Request:
         return self._generation.request
+
+    @property
+    def inherited(self) -> tuple[Step, ...]:
+        """The steps that a branch has from its parent: they are in the run, and are not iterated over."""
+        return self._generation.inherited
 
     @property
     def run(self) -> Run:
@@ -63,7 +70,7 @@ class Stream:
     def _record(self, event: Event) -> TypeGuard[Step]:
         """Whether it is a token. Of a beam search the first step's candidates say that the prompt was read."""
         first = event[0] if isinstance(event, tuple) else event
-        if first.step == 0 and (self.request.beam is None or first is not event):
+        if first.step == len(self.inherited) and (self.request.beam is None or first is not event):
             self._recorder.prompt(self._prompt())
         if isinstance(event, tuple):
             self._recorder.beams(event)

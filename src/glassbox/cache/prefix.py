@@ -50,9 +50,11 @@ class PrefixStore:
         self._roots: dict[bytes, Node] = {}
         self._by_age: OrderedDict[bytes, Node] = OrderedDict()  # a parent is always younger than its children
 
-    def attach(self, cache: Cache, ids: Sequence[int], salt: str = "") -> Reuse:
-        """Give the empty `cache` the pages of the longest usable prefix of ids[:-1]."""
-        path, matched, had = self._walk(ids[:-1], salt)
+    def attach(self, cache: Cache, ids: Sequence[int], salt: str = "", changed: str = "") -> Reuse:
+        """changed: what was done to inner values, as a digest; "" for nothing.
+
+        Give the empty `cache` the pages of the longest usable prefix of ids[:-1]."""
+        path, matched, had = self._walk(ids[:-1], self._root(salt, changed))
         length = self._usable(path, matched)
         for group, table in enumerate(cache.tables):
             for block, node in enumerate(path[: -(-length // PAGE)]):
@@ -62,10 +64,12 @@ class PrefixStore:
         self._touch(path)
         return Reuse(length, matched, self._reason(ids, matched, length, had), had)
 
-    def insert(self, cache: Cache, ids: Sequence[int], salt: str = "", *, whole_pages: bool = False) -> None:
+    def insert(
+        self, cache: Cache, ids: Sequence[int], salt: str = "", changed: str = "", *, whole_pages: bool = False
+    ) -> None:
         """Remember the positions of `cache`, which holds ids[:cache.length]; whole_pages: not the last, partial one."""
         end = cache.length - cache.length % PAGE if whole_pages else cache.length
-        node, path = self._root(salt), []
+        node, path = self._root(salt, changed), []
         for begin in range(0, end, PAGE):
             block = tuple(ids[begin : min(begin + PAGE, end)])
             pages = [table.pages[begin // PAGE] for table in cache.tables]
@@ -92,13 +96,13 @@ class PrefixStore:
     def __len__(self) -> int:
         return len(self._by_age)
 
-    def _root(self, salt: str) -> Node:
-        key = chained(b"", [*self._fields, "salt", salt])
+    def _root(self, salt: str, changed: str) -> Node:
+        key = chained(b"", [*self._fields, "salt", salt, *(["changed", changed] if changed else [])])
         return self._roots.setdefault(key, Node(key, (), [], None))
 
-    def _walk(self, ids: Sequence[int], salt: str) -> tuple[list[Node], int, int | None]:
+    def _walk(self, ids: Sequence[int], node: Node) -> tuple[list[Node], int, int | None]:
         """Nodes whose ids agree from the start (the last perhaps only at its beginning), how far, what stood there."""
-        node, at = self._root(salt), 0
+        at = 0
         path: list[Node] = []
         while at < len(ids):
             block = tuple(ids[at : at + PAGE])

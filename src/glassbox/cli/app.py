@@ -12,7 +12,22 @@ from typing import TextIO
 
 import typer
 
-from glassbox.cli import bench, diff, explain, export, models, policy, purge, replay, runs, score, tokenize, trace
+from glassbox.cli import (
+    bench,
+    branch,
+    diff,
+    explain,
+    export,
+    models,
+    policy,
+    purge,
+    replay,
+    runs,
+    score,
+    tokenize,
+    trace,
+    whatif,
+)
 from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
@@ -30,6 +45,8 @@ app.command("trace")(policy.with_flags(trace.trace))
 app.command("policy")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
+app.command("whatif")(policy.with_flags(whatif.whatif))
+app.command("branch")(policy.with_flags(branch.branch))
 app.command("replay")(replay.replay)
 app.command("tensor")(replay.tensor)
 app.command("explain")(explain.explain)

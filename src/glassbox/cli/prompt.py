@@ -39,6 +39,8 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
         out.row(f"  {line}")
     out.print()
     out.field("policy   ", policy_line(request))
+    for one in request.interventions:
+        out.field("changed  ", str(one), "yellow")
     for name, source in request.sources.items():
         if "not honoured" in source:
             out.field("note: ", f"{name} of the {source}", "yellow")

@@ -70,6 +70,8 @@ def step_line(step: Step, vocab: Named, width: int, undrawn: str = "greedy") -> 
     c = step.choice
     before, after = percent(c.logprob_raw), percent(c.logprob_final)
     draw = undrawn if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
+    if not c.cdf_lo <= (c.u or 0.0) < c.cdf_hi:
+        draw = "forced" if c.u is None else f"forced, drew {bare(c.u)}"
     line = Text(f"{step.step:>4}{'+' if step.drafted else ' '} ")
     line.append(padded(token(step), TOKEN), "bold green")
     line.append(f" {before:>6} {after:>6}  {draw:<18} ")
@@ -152,10 +154,24 @@ def times(run: Run) -> str:
     return text
 
 
-def whole_run(out: Out, run: Run) -> None:
+def lineage(out: Out, run: Run, branches: Sequence[tuple[str, int | None]] = ()) -> None:
+    """Where a run comes from, and which runs go another way from it."""
+    if (b := run.request.branch) is not None:
+        forced = ", where its token was put" if b.step in b.forced else ""
+        out.field("branch   ", f"of {b.parent} " + (with_another_prompt(b.step) or f"at step {b.step}{forced}"), "")
+    for run_id, step in branches:
+        out.field("branches ", f"{run_id} {with_another_prompt(step) or f'at step {step}'}", "")
+
+
+def with_another_prompt(step: int | None) -> str:
+    return "with another prompt" if step is None else ""
+
+
+def whole_run(out: Out, run: Run, branches: Sequence[tuple[str, int | None]] = ()) -> None:
     """A recorded run, as it looked when it was made. Everything shown lies in the trace."""
     names = Names(run)
     out.field("run      ", f"{run.run_id} of {model_name(run.model)}, {run.created.astimezone():%Y-%m-%d %H:%M:%S}")
+    lineage(out, run, branches)
     prompt(out, run.request, names)
     steps_head(out)
     for step in run.steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,7 +28,7 @@ def runs(
     found = newest(store, limit)
     if as_json:
         keys = ["id", "model", "finish_reason", "prompt", "prompt_tokens", "tokens", "problem"]
-        keys += ["group", "sequence", "beams"]
+        keys += ["group", "sequence", "beams", "parent", "parent_step"]
         print_json([{"created": r.created.isoformat()} | {k: getattr(r, k) for k in keys} for r in found])
         return
     out = console()
@@ -35,15 +36,41 @@ def runs(
         out.field("", NO_RUNS)
         return
     out.row(f"{'run':<14}  {'model':<16} {'tokens':>6} {'ended':<11}  {'when':<11}  prompt", "bold")
-    for r in found:
+    for r, depth in tree(found):
         name, when = inert(model_name(r.model), width=16), r.created.astimezone()
-        out.row(f"{r.id:<14}  {padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}  {r.prompt}")
+        what = f"{padded(name, 16)} {r.tokens:>6} {r.finish_reason:<11}  {when:%m-%d %H:%M}"
+        out.row(f"{r.id:<14}  {what}  {branched(r, depth)}")
         if r.group is not None:
             out.field("  group  ", f"{r.group}, sample {r.sequence}", "")
         if r.beams is not None:
             out.field("  beams  ", str(r.beams), "")
         if r.problem:
             out.field("  trace  ", r.problem, "yellow")
+
+
+def tree(found: Sequence[RunSummary]) -> Iterator[tuple[RunSummary, int]]:
+    """Each run with its depth: newest first, but branches below the run they come from, oldest first."""
+    here = {r.id for r in found}
+    below: dict[str | None, list[RunSummary]] = {}
+    for r in found:
+        below.setdefault(r.parent if r.parent in here else None, []).append(r)
+    waiting = [(r, 0) for r in reversed(below.get(None, []))]
+    while waiting:
+        r, depth = waiting.pop()
+        yield r, depth
+        waiting += [(child, depth + 1) for child in below.get(r.id, [])]
+
+
+def branched(r: RunSummary, depth: int) -> str:
+    """A run's prompt; of a branch, where it comes from."""
+    if r.parent is None:
+        return r.prompt
+    of = "" if depth else f" of {r.parent}"
+    return (
+        "  " * max(depth - 1, 0)
+        + "└ "
+        + (f"{r.prompt}{of}" if r.parent_step is None else f"at step {r.parent_step}{of}")
+    )
 
 
 def newest(store: str | None, limit: int) -> list[RunSummary]:
@@ -71,6 +98,7 @@ def show(
         raise GlassboxError(NO_RUNS)
     with open_store(store, readonly=True) as opened:
         found = opened.load(run)
+        branches = opened.branches(found.run_id)
     steps = max(len(found.steps), found.beams.steps if found.beams else 0)  # a search may go on after what it finds
     if at is not None and not 0 <= at < steps:
         raise ParameterError("at", at, f"a step from 0 to {steps - 1}" if steps else "left out: the run has no steps")
@@ -80,7 +108,7 @@ def show(
         return
     out = console()
     if at is None:
-        render.whole_run(out, found)
+        render.whole_run(out, found, branches)
     elif at >= len(found.steps):
         out.field("run      ", f"{found.run_id}, step {at}, after the end of what was found")
         beams_at(out, found, at, Names(found))

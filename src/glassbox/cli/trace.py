@@ -16,6 +16,7 @@ from glassbox.cli.chat import (
     chat_flags,
     template_text,
 )
+from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
 from glassbox.cli.main import INTERRUPTED
 from glassbox.cli.output import (
     JsonOption,
@@ -75,6 +76,10 @@ def trace(
         False, "--no-file-defaults", help="Leave aside what the model file says about sampling."
     ),
     no_reuse: bool = typer.Option(False, "--no-reuse", help="Compute all of the prompt, whatever is cached."),
+    ablate: list[str] = AblateOption,
+    scale: list[str] = ScaleOption,
+    replace: list[str] = ReplaceOption,
+    positions: str = PositionsOption,
     kv: str = typer.Option("f32", "--kv", metavar="KIND", help="How keys and values are kept: f32 (exact), f16 or q8."),
     truncate: bool = typer.Option(
         False, "--truncate", help="Leave out the oldest messages, or tokens, of a prompt that is too long."
@@ -124,7 +129,7 @@ def trace(
     asked: dict[str, Any] = dict(
         seed=seed, max_tokens=max_tokens, stop=stop, time_limit=time_limit, ignore_eos=ignore_eos, speculate=speculate,
         reuse=not no_reuse, level=level, retain=retain, include_stop=include_stop, prompt_logprobs=prompt_logprobs,
-        truncate=truncate,
+        truncate=truncate, interventions=interventions(ablate, scale, replace, positions),
     )  # fmt: skip
     with open_store(store) as opened:
         loaded = load_model(model, kv)
@@ -242,6 +247,8 @@ def run_trace(stream: Stream, live: Live | None) -> tuple[Run, bool]:
         try:
             if live:
                 live.head(stream.request)
+                for step in stream.inherited:
+                    live.step(step)
             for step in stream:
                 if live:
                     live.step(step)

@@ -13,6 +13,7 @@ import numpy as np
 from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.model.execute import Computed, Part
 from glassbox.model.kernels.build import load
+from glassbox.model.spec import ModelSpec
 from glassbox.types import F32, Sums
 
 TOKENS = (" ", "a", "b", "c")
@@ -42,6 +43,7 @@ class BigramModel:
     vocab_size = len(TOKENS)
     context = 4096
     layers = 0
+    spec: ModelSpec | None = None
     fingerprint = "bigram"
     threads = 1
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from glassbox.cache.pages import KINDS, Cache, PageShape
+from glassbox.model.intervene import Intervention
 from glassbox.model.kernels import program as pr
 from glassbox.model.threads import Job, Team, claim_counters
 from glassbox.model.transformer import Sheet
@@ -23,6 +24,7 @@ class Part:
     ids: I64  # [n]
     cache: Cache
     rows: range  # of these tokens, whose logits are wanted
+    interventions: tuple[Intervention, ...] = ()  # the same for all parts of a pass
 
 
 @dataclass(frozen=True, slots=True)

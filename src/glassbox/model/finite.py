@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from glassbox.errors import GlassboxError, NonFiniteLogits
+from glassbox.model.intervene import Intervention
 from glassbox.model.model import AnyModel, forward
 from glassbox.model.points import LAYER_POINTS
 from glassbox.model.tensors import ModelFile
@@ -24,10 +25,12 @@ _AT_ONCE = 64  # positions looked at together: bounds what their points take
 _HIDING = ("attn_scores", "attn_probs")  # -inf is right there
 
 
-def located(error: NonFiniteLogits, model: AnyModel, ids: Sequence[int]) -> NonFiniteLogits:
+def located(
+    error: NonFiniteLogits, model: AnyModel, ids: Sequence[int], changed: tuple[Intervention, ...] = ()
+) -> NonFiniteLogits:
     """The error with the place where it was first seen; as it was, if the model cannot be looked into again."""
     try:
-        point = first_point(model, ids)
+        point = first_point(model, ids, changed)
     except (GlassboxError, MemoryError):
         return error
     tensor, path = None, getattr(model, "path", None)
@@ -37,18 +40,20 @@ def located(error: NonFiniteLogits, model: AnyModel, ids: Sequence[int]) -> NonF
     return NonFiniteLogits(error.where, position=error.position, at=error.at, seen=point, tensor=tensor)
 
 
-def first_point(model: AnyModel, ids: Sequence[int]) -> str:
-    """The first point of the forward pass over `ids` that is not finite; "logits" if no earlier one is."""
+def first_point(model: AnyModel, ids: Sequence[int], changed: tuple[Intervention, ...] = ()) -> str:
+    """The first point of the forward pass over `ids` that is not finite; "logits" if no earlier one is.
+
+    changed: what is done to inner values on the way."""
     cache = model.new_cache()
     try:
         for begin in range(0, len(ids) if model.layers else 0, _AT_ONCE):
             piece = ids[begin : begin + _AT_ONCE]
             between = ["embed", *(f"resid_post.{i}" for i in range(model.layers)), "final_norm"]
-            found = _first(between, forward(model, piece, cache, between)[1])
+            found = _first(between, forward(model, piece, cache, between, interventions=changed)[1])
             if found is not None and found.startswith("resid_post"):
                 cache.truncate(begin)
                 inside = [f"{name}.{found.split('.')[1]}" for name in LAYER_POINTS if name not in _HIDING]
-                return _first(inside, forward(model, piece, cache, inside)[1]) or found
+                return _first(inside, forward(model, piece, cache, inside, interventions=changed)[1]) or found
             if found is not None:
                 return found
     finally:

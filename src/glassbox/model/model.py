@@ -12,6 +12,7 @@ from glassbox.cache.pages import KINDS, Cache, Group, PagePool, PageShape
 from glassbox.errors import ContextOverflow, ParameterError, PromptError
 from glassbox.model.config import spec_of
 from glassbox.model.execute import CHUNK, Computed, Executor, Part
+from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.lens import Lens
 from glassbox.model.points import check_points
@@ -40,6 +41,8 @@ class AnyModel(Protocol):
     @property
     def layers(self) -> int: ...
     @property
+    def spec(self) -> ModelSpec | None: ...
+    @property
     def fingerprint(self) -> str: ...
     @property
     def threads(self) -> int: ...
@@ -56,12 +59,14 @@ def forward(
     observe: Iterable[str] = (),
     rows: Rows = "last",
     chunk: int = CHUNK,
+    interventions: tuple[Intervention, ...] = (),
 ) -> tuple[F32, dict[str, F32]]:
     """Append `ids` to the sequence in `cache`.
 
     Returns logits, float32 [1, V] of the last id or [T, V] of all (rows="all"), and each point of `observe` as an
-    array of shape [T, …] (points.py). `chunk` cuts the work and changes no bit. Raises ContextOverflow, PromptError
-    (an id outside the vocabulary, no ids), UnknownPoint, OutOfMemory.
+    array of shape [T, …] (points.py). `chunk` cuts the work and changes no bit. interventions: what is done to inner
+    values, checked (intervene.py). Raises ContextOverflow, PromptError (an id outside the vocabulary, no ids),
+    UnknownPoint, OutOfMemory.
     """
     checked = check_ids(model, ids, cache.length)
     look = check_points(observe, model.layers)
@@ -71,7 +76,8 @@ def forward(
     for begin in range(0, len(checked), size):
         piece = checked[begin : begin + size]
         first = 0 if every else len(piece) - (begin + len(piece) == len(checked))
-        pieces.append(model.forward_parts([Part(piece, cache, range(first, len(piece)))], look - {"logits"}))
+        part = Part(piece, cache, range(first, len(piece)), interventions)
+        pieces.append(model.forward_parts([part], look - {"logits"}))
     logits = np.concatenate([p.logits for p in pieces]) if len(pieces) > 1 else pieces[0].logits
     points = {name: join_point(name, [p.points[name] for p in pieces]) for name in look - {"logits"}}
     if "logits" in look:
@@ -121,13 +127,13 @@ class TransformerModel:
         announce: Callable[[str], None] | None = None,
     ) -> None:  # fmt: skip
         """kv: how keys and values are kept, a key of cache/pages.py's KINDS; kv_limit: bytes all of them may take."""
-        self.spec: ModelSpec = spec_of(file)
+        self.spec = spec_of(file)
         self.path: Path = file.path
         self.team = Team(load(announce), thread_count() if threads is None else check_threads(threads))
         self.weights = load_weights(file, self.spec, self.team)
         self.pool = PagePool(page_shape(self.spec, kv), kv_limit)
         self._ropes = RopeTables(min(FIRST_POSITIONS, self.spec.context))
-        self._executors: dict[frozenset[str], Executor] = {}
+        self._executors: dict[tuple[frozenset[str], tuple[Intervention, ...]], Executor] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -154,9 +160,10 @@ class TransformerModel:
         return Cache(self.pool)
 
     def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:
-        """One pass over parts of any number of sequences, together at most CHUNK tokens, their pages reserved."""
+        """One pass over parts of any number of sequences, together at most CHUNK tokens, their pages reserved. All of
+        them have the same interventions."""
         length = max(p.cache.length + len(p.ids) for p in parts)
-        computed = self._executor(look, length).run(parts)
+        computed = self._executor(look, parts[0].interventions, length).run(parts)
         points = {name: self._shape(name, value) for name, value in computed.points.items()}
         return Computed(computed.logits[:, : self.spec.vocab], points)
 
@@ -168,20 +175,21 @@ class TransformerModel:
         """Residual vectors of any layer [n, D] -> the logits [n, V] they would give at the end; see lens.py."""
         return Lens(self.spec, self.weights, self.team, normed=normed).read(resid)
 
-    def _executor(self, look: frozenset[str], length: int) -> Executor:
+    def _executor(self, look: frozenset[str], interventions: tuple[Intervention, ...], length: int) -> Executor:
+        key = look, interventions
         if length > self._ropes.positions:
             positions = min(self.spec.context, max(2 * self._ropes.positions, length))
             self._executors.clear()  # their programs name the old tables: gone before those are, whatever interrupts
             self._ropes = RopeTables(positions)
-        if look in self._executors:
-            self._executors[look] = self._executors.pop(look)  # the newest stands last
+        if key in self._executors:
+            self._executors[key] = self._executors.pop(key)  # the newest stands last
         else:
             while len(self._executors) >= MOST_EXECUTORS:
                 del self._executors[next(iter(self._executors))]
-            sheet = write(self.spec, self.weights, self._ropes, look)
+            sheet = write(self.spec, self.weights, self._ropes, look, interventions)
             widest = max(self.spec.width, self.spec.mlp_width, self.spec.heads * self.spec.head_width)
-            self._executors[look] = Executor(sheet, self.team, self.pool.shape, widest)
-        return self._executors[look]
+            self._executors[key] = Executor(sheet, self.team, self.pool.shape, widest)
+        return self._executors[key]
 
     def _shape(self, name: str, value: F32) -> F32:
         """A point's buffer [T, padded width] as the shape points.py names."""

@@ -8,13 +8,15 @@ may be looked at; looking adds a copy and changes no value.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from glassbox.model.intervene import Intervention, edit_of
 from glassbox.model.kernels.program import GELU, GELU_ERF, RELU, SILU, Program
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec
 from glassbox.model.weights import Layer, Linear, Norm, Routed, Weights
+from glassbox.types import F32
 
 ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_erf": GELU_ERF, "relu": RELU}
 
@@ -26,13 +28,18 @@ class Sheet:
     program: Program
     logits: int = -1
     points: dict[str, int] = field(default_factory=dict)
+    kept: list[F32] = field(default_factory=list)  # values that the program names by address
 
 
-def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] = frozenset()) -> Sheet:
-    """Write the forward pass down. `look`: points to copy out (checked by the caller)."""
+def write(
+    spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] = frozenset(),
+    interventions: Sequence[Intervention] = (),
+) -> Sheet:  # fmt: skip
+    """Write the forward pass down. `look`: points to copy out (checked by the caller, as are the interventions)."""
     p = Program()
     sheet = Sheet(p)
-    see = _seer(sheet, look)
+    edit = _editor(sheet, spec, interventions)
+    see = _seer(sheet, look, edit)
     slots = max(1, spec.experts_used)  # S: MLPs that a token goes through
     kind = ACTIVATIONS[spec.activation]
 
@@ -93,6 +100,7 @@ def write(spec: ModelSpec, w: Weights, ropes: RopeTables, look: frozenset[str] =
             scores=_square(sheet, f"attn_scores.{i}", look), probs=_square(sheet, f"attn_probs.{i}", look),
             cap=spec.attn_cap, slopes=w.slopes,
         )  # fmt: skip
+        edit(f"attn_out.{i}", z, heads=True)
         see(f"z.{i}", z)
         products(z, (b, layer.o))
 
@@ -201,16 +209,34 @@ def _head(p: Program, spec: ModelSpec, w: Weights, logits: int, last: int) -> No
         p.cap(logits, logits, spec.vocab, spec.logit_cap, out=True)
 
 
-def _seer(sheet: Sheet, look: frozenset[str]) -> Callable[..., None]:
-    """The function that marks a point: it writes a copy into the program if somebody wants to look there."""
+def _seer(sheet: Sheet, look: frozenset[str], edit: Callable[..., None]) -> Callable[..., None]:
+    """The function that marks a point: it writes the interventions there into the program, and then a copy if somebody
+    wants to look."""
 
     def see(point: str, buffer: int, *, out: bool = False) -> None:
+        edit(point, buffer)
         if point in look:
             width = sheet.program.widths[buffer]
             sheet.points[point] = sheet.program.buffer(width, out=out)
             sheet.program.copy(sheet.points[point], buffer, width, out=out)
 
     return see
+
+
+def _editor(sheet: Sheet, spec: ModelSpec, interventions: Sequence[Intervention]) -> Callable[..., None]:
+    """The function that writes what is to be done to a buffer at a point; heads: of attention's output, apart."""
+
+    def edit(point: str, buffer: int, *, heads: bool = False) -> None:
+        for one in interventions:
+            if one.point == point and (point.startswith("attn_out") and one.head is not None) == heads:
+                e = edit_of(one, spec)
+                values, step = 0, 0
+                if e.rows is not None:
+                    sheet.kept.append(e.rows)
+                    values, step = e.rows.ctypes.data, e.rows.strides[0] if len(e.rows) > 1 else 0
+                sheet.program.edit(buffer, e.begin, e.width, e.first, e.end, e.factor, values, step)
+
+    return edit
 
 
 def _square(sheet: Sheet, point: str, look: frozenset[str]) -> int:

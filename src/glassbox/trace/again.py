@@ -9,19 +9,24 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
+from glassbox.model.execute import CHUNK
+from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel, check_ids, forward
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.trace.record import Run
 from glassbox.types import F32
+
+if TYPE_CHECKING:
+    from glassbox.stream import Stream
 
 SALT = "glassbox.again"  # apart from prompts: what is looked at later must not change what is reused meanwhile
 
@@ -39,6 +44,19 @@ class Opened(Protocol):
     def sha256(self) -> str: ...
     @property
     def tokenizer_sha256(self) -> str: ...
+    @property
+    def stream(self) -> Callable[..., Stream]: ...
+    @property
+    def resume(self) -> Callable[..., Stream]: ...
+    @property
+    def fitted(self) -> Callable[..., Policy]: ...
+
+
+def check_model(run: Run, opened: Opened) -> None:
+    """Raises PromptError where the model that is open is not the one that made the run."""
+    made, found = run.provenance.model_sha256, opened.sha256
+    if made != found:
+        raise PromptError(f"run {run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…")
 
 
 class Again:
@@ -55,9 +73,10 @@ class Again:
         check_ids(opened.model, self.ids, 0)
         self._cache: Cache = opened.model.new_cache()
         self._prefixes = opened.engine.prefixes if keep else None
+        self._key = SALT, digest(run.request.interventions)
         if self._prefixes is not None:
             with opened.engine.lock:
-                self._prefixes.attach(self._cache, self.ids, SALT)
+                self._prefixes.attach(self._cache, self.ids, *self._key)
 
     def __enter__(self) -> Again:
         return self
@@ -68,7 +87,7 @@ class Again:
     def close(self) -> None:
         with self.opened.engine.lock:
             if self._prefixes is not None:
-                self._prefixes.insert(self._cache, self.ids, SALT)
+                self._prefixes.insert(self._cache, self.ids, *self._key)
             self._cache.release()
 
     def position(self, step: int) -> int:
@@ -83,7 +102,13 @@ class Again:
         begin = self.position(first)
         end = self.position(len(self.run.steps) - 1 if last is None else last)
         with self.opened.engine.lock, self._fork(begin) as cache:
-            return forward(self.opened.model, self.ids[begin : end + 1], cache, rows="all")[0]
+            return self._forward(self.ids[begin : end + 1], cache, rows="all")[0]
+
+    def rows(self) -> Iterator[F32]:
+        """The row of logits [V] of each step, in turn; no more of them are in memory than a pass makes."""
+        n = len(self.run.steps)
+        for first in range(0, n, CHUNK):
+            yield from self.logits(first, min(first + CHUNK, n) - 1)
 
     def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
@@ -95,25 +120,30 @@ class Again:
         at = self.position(step)
         begin = 0 if all_positions else at
         with self.opened.engine.lock, self._fork(begin) as cache:
-            return forward(self.opened.model, self.ids[begin : at + 1], cache, points)
+            return self._forward(self.ids[begin : at + 1], cache, observe=points)
 
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
         """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
         r = self.run.request
+        own, seed = r.under(step)
         prompt, output = self.run.prompt_ids, self.run.ids[:step]
-        return (policy or r.policy).shape(logits, prompt, output, seed=r.seed, sequence=r.sequence)
+        return (policy or own).shape(logits, prompt, output, seed=seed, sequence=r.sequence)
 
     def _fork(self, length: int) -> AbstractContextManager[Cache]:
         """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back.
 
         What is computed behind them stays, where nothing is there yet: it is of the same ids."""
         if self._cache.length < length:
-            forward(self.opened.model, self.ids[self._cache.length : length], self._cache)
+            self._forward(self.ids[self._cache.length : length], self._cache)
         if self._cache.length == length:
             return nullcontext(self._cache)
         fork = self._cache.fork()
         fork.truncate(length)
         return _Forked(fork)
+
+    def _forward(self, ids: Sequence[int], cache: Cache, **how: Any) -> tuple[F32, dict[str, F32]]:
+        """With what the run did to inner values."""
+        return forward(self.opened.model, ids, cache, interventions=self.run.request.interventions, **how)
 
 
 class _Forked:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from glassbox.beam import Beam, BeamRow
 from glassbox.choose import Choice
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import Branch, PromptToken, Provenance, Request, Step
+from glassbox.model.intervene import Intervention
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
@@ -49,6 +51,8 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         options["beam"] = Beam(**options["beam"])
     if "cut" in options:
         options["cut"] = Cut(**options["cut"] | {"messages": tuple(options["cut"]["messages"])})
+    branch = _branch_of(run, options.pop("branch", {}))
+    done = tuple(Intervention(**one) for one in options.pop("interventions", ()))
     return Request(
         model=run["model"],
         encoding=encoding,
@@ -62,7 +66,16 @@ def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Requ
         **options,
         messages=None if messages is None else tuple(json.loads(messages)),
         sources=json.loads(run["sources"]),
+        branch=branch,
+        interventions=done,
     )
+
+
+def _branch_of(run: Get, options: Mapping[str, Any]) -> Branch | None:
+    if run["parent"] is None:
+        return None
+    made = tuple((end, Policy.from_dict(policy), int(seed)) for end, policy, seed in options.get("made", ()))
+    return Branch(run["parent"], run["parent_step"], made, tuple(options.get("forced", ())))
 
 
 def provenance_of(run: Get) -> Provenance:

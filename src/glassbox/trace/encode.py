@@ -11,7 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from glassbox.beam import BeamRow
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome
 from glassbox.policy.policy import LedgerRow
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace.rows import ASKED, ENDED, OPTIONS, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
@@ -57,6 +58,7 @@ def asked_row(
     if request.cut is not None:
         more["cut"] = asdict(request.cut)
     more["kv"] = provenance.kv
+    b = request.branch
     known = {
         "id": run_id,
         "created": created_ms,
@@ -71,15 +73,28 @@ def asked_row(
         "stop_ids": dumps(request.stop_ids) if ids else None,
         "ignore_eos": int(request.ignore_eos),
         "sequence": str(int(request.sequence)),
-        "options": dumps({name: getattr(request, name) for name in OPTIONS} | more),
+        "options": dumps({name: getattr(request, name) for name in OPTIONS} | more | _seldom(request)),
         "messages": dumps(messages) if text and messages is not None else None,
         "sources": dumps(request.sources),
         "prompt_text": e.text if text else None,
         "prompt_lossy": dumps(e.lossy) if text else None,
         "prompt_notes": dumps(e.notes) if text else None,
         "prompt_tokens": len(e.ids),
+        "parent": None if b is None else b.parent,
+        "parent_step": None if b is None else b.step,
     }
     return _row(ASKED, known | {name: getattr(provenance, name) for name in PROVENANCE})
+
+
+def _seldom(request: Request) -> dict[str, Any]:
+    """Options that most runs have not: what was done to inner values; of the steps a branch has from its parent, which
+    policies and seeds made them, and whose ids were forced."""
+    b, done = request.branch, [one.to_dict() for one in request.interventions]
+    options: dict[str, Any] = {"interventions": done} if done else {}
+    if b is not None and (b.made or b.forced):
+        made = [[end, policy.to_dict(), str(seed)] for end, policy, seed in b.made]
+        options["branch"] = {"made": made, "forced": b.forced}
+    return options
 
 
 def segment_rows(encoding: Encoding, retain: Retain) -> list[Row]:

@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 
 from glassbox.choose import choose
-from glassbox.generation import Step, logits_hash
+from glassbox.generation import Request, Step, logits_hash
 from glassbox.model.model import TransformerModel
 from glassbox.policy.policy import Shaped
 from glassbox.policy.step import whole
@@ -54,9 +54,17 @@ def explain(run: Run, step: int, opened: Opened | None = None, *, against: int |
         run_id=run.run_id, model=run.model, step=step, position=made.position, sentence="", proven=proven,
         chosen=both[0], rival=both[1],
         sources=sources_of(run.request.encoding), layers=layers, attribution=found, reading=read, ways=ways, draw=draw,
-        names={i: vocab.bytes_of(i) for i in sorted(ids)}, notes=(),
+        names={i: vocab.bytes_of(i) for i in sorted(ids)}, notes=_changed(run.request),
     )  # fmt: skip
     return told.with_words(explained)
+
+
+def _changed(request: Request) -> tuple[str, ...]:
+    """What was done to inner values, where something was."""
+    if not request.interventions:
+        return ()
+    done = "; ".join(map(str, request.interventions))
+    return (f"inner values were changed on the way ({done}): the parts need not sum to the logits",)
 
 
 def sources_of(encoding: Encoding) -> tuple[Source, ...]:
@@ -103,7 +111,7 @@ def _ways(shaped: Shaped, chosen: int, rival: int) -> tuple[Way, ...]:
 
 def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     c, (below, above) = made.choice, _beside(shaped, made.id)
-    seed, sequence, position = c.counter or (run.seed, run.request.sequence, made.position)
+    seed, sequence, position = c.counter or (run.request.under(made.step)[1], run.request.sequence, made.position)
     again = choose(shaped, seed=seed, sequence=sequence, position=position)
     by = None
     if again.id != made.id or again.u != c.u:

@@ -11,7 +11,8 @@ import sqlite3
 from dataclasses import dataclass, field
 
 from glassbox.beam import BeamRow
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome
 from glassbox.policy.policy import LedgerRow
 from glassbox.trace import encode, rows
 from glassbox.trace.rows import Level, Retain, Row

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from glassbox.generation import Usage
+from glassbox.outcome import Usage
 from glassbox.trace import decode
 from glassbox.trace import rows as layout
 from glassbox.trace.record import Run

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from glassbox.beam import BeamRow, Beams
 from glassbox.errors import PromptError
-from glassbox.generation import Outcome, PromptToken, Provenance, Request, Step, Timings, Usage
+from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import LedgerRow, Policy
 from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from glassbox.trace.explained import Explained
     from glassbox.trace.replay import Replayed
     from glassbox.trace.store import Store
+    from glassbox.trace.whatif import WhatIf
 
 FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
 
@@ -129,7 +131,8 @@ class Run:
     @property
     def speed(self) -> Speed | None:
         """How long it waited, how fast it read and wrote; None where no token was made, or it did not end."""
-        return speed_of(self.usage, self.timings) if self.timings else None
+        b = self.request.branch
+        return speed_of(self.usage, self.timings, (b.step or 0) if b else 0) if self.timings else None
 
     @property
     def seed(self) -> int:
@@ -155,6 +158,21 @@ class Run:
         from glassbox.trace.again import Again
 
         return Again(self, opened or self._model())
+
+    def what_if(self, policy: Policy, *, opened: Opened | None = None, **asked: Any) -> WhatIf:
+        """Every step under another policy with the same draws; takes what whatif.what_if takes."""
+        from glassbox.trace.whatif import what_if
+
+        return what_if(self, policy, opened or self._model(), **asked)
+
+    def branch(self, at: int | None = None, *, opened: Opened | None = None, **asked: Any) -> Run:
+        """A run that goes another way from step `at`, or has another prompt; takes what branch.branch takes."""
+        from glassbox.trace.branch import branch
+
+        stream = branch(self, opened or self._model(), at, **asked)
+        for _ in stream:
+            pass
+        return stream.run
 
     def replay(self, model: Opened | None = None, *, force: bool = False) -> Replayed:
         """Make it again from the trace alone, on `model`, or as `again` finds one, and compare every step (replay.py).

@@ -113,11 +113,11 @@ def replay(run: Run, opened: Opened, *, force: bool = False) -> Replayed:
 
 def _rows(again: Again, run: Run) -> Iterator[tuple[F32, Sums]]:
     """The logits [V] of each step, with the sums the engine takes of them."""
-    model, betas = again.opened.model, run.policy.betas
+    model = again.opened.model
     for first in range(0, len(run.steps), ROWS):
         rows = again.logits(first, min(first + ROWS, len(run.steps)) - 1)
         with again.opened.engine.lock:
-            sums = model.sum_rows(rows, [betas] * len(rows))
+            sums = model.sum_rows(rows, [run.request.under(first + i)[0].betas for i in range(len(rows))])
         yield from zip(rows, sums, strict=True)
 
 
@@ -142,6 +142,7 @@ class _Comparison:
         return Replayed(self.run, compared, found, self.first, self.diverged, self.logprob_delta, self.logit_delta)
 
     def _step(self, recorded: Step, row: F32, sums: Sums) -> None:
+        self.generation.force = recorded.id if self.run.request.forced(recorded.step) else None
         try:
             step = self.generation.advance(row, 0, sums=sums)
         except GlassboxError as e:  # a policy that leaves no token, logits that are no numbers

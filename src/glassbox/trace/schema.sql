@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS run (
   stop_ids         TEXT,                  -- JSON list
   ignore_eos       INTEGER NOT NULL,
   sequence         TEXT NOT NULL,
-  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, time_limit, kv, …; group, beam, cut; chat with text
+  options          TEXT NOT NULL DEFAULT '{}',  -- JSON: reuse, salt, speculate, kv, …; group, beam, cut, branch; chat with text
   messages         TEXT,                  -- JSON list
   sources          TEXT,                  -- JSON: parameter -> where its value came from
   prompt_text      TEXT,

@@ -94,7 +94,8 @@ def embedding(pair: Pair) -> Found:
     where = f"of the token before step {inner.step}"
     if inner.embedding["equal"]:
         return Found(True, f"the same to the bit, {where}", evidence)
-    return Found(False, f"the embedding {where} differs: {_distance(inner.embedding)}", evidence)
+    says = f"the embedding {where} differs: {_distance(inner.embedding)}"
+    return Found(False, says + _done(pair, evidence), evidence)
 
 
 def layers(pair: Pair) -> Found:
@@ -117,7 +118,7 @@ def layers(pair: Pair) -> Found:
     last = inner.layers[-1]
     end = f"; behind the last {_distance(last)}" if last is not first else ""
     says = f"from layer {first['layer']} on ({inner.first_point} first): {_distance(first)}{end}"
-    return Found(False, says, evidence)
+    return Found(False, says + _done(pair, evidence), evidence)
 
 
 def _implied(pair: Pair) -> Found | None:
@@ -126,6 +127,15 @@ def _implied(pair: Pair) -> Found | None:
     if pair.same_logits and one is not None and one == other:
         return Found(True, f"not looked into: the logits of {all_of(pair.aligned, 'step')} have the same hash")
     return None
+
+
+def _done(pair: Pair, evidence: dict[str, Any]) -> str:
+    """What was done to inner values in one of them only, or in another way; it is put beside the evidence."""
+    done = [[str(one) for one in side.run.request.interventions] if side.run else [] for side in pair.sides]
+    if done[0] == done[1]:
+        return ""
+    evidence["interventions"] = done
+    return "; inner values were changed: " + " against ".join(", ".join(d) or "nothing" for d in done)
 
 
 def _distance(v: Mapping[str, Any]) -> str:
@@ -149,6 +159,7 @@ def logits(pair: Pair) -> Found:
         shift = f", beside a shift of {row['shift']:+.2g}" if abs(row["shift"]) > row["largest"] else ""
         kl = "infinite" if row["raw"]["kl"] is None else f"{row['raw']['kl']:.2g}"
         says = f"from step {at} on: at most {row['largest']:.2g} apart{shift}, KL {kl}"
+        says += _done(pair, made)
         return Found(False, says, made | {"step": at, "rows": inner.rows, "notes": inner.notes})
     return _listed_logits(pair, at, made | {"not_recomputed": inner})
 

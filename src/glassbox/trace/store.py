@@ -64,6 +64,8 @@ class RunSummary:
     prompt_tokens: int
     tokens: int  # generated
     problem: str | None  # why the store holds less than happened
+    parent: str | None = None  # the run it branches from, and at which step
+    parent_step: int | None = None
     group: str | None = None  # what it has in common with others that were asked for together
     sequence: int = 0  # which of them it is
     beams: int | None = None  # of a beam search, how many
@@ -106,13 +108,19 @@ class Store:
     def runs(self, limit: int | None = 20) -> list[RunSummary]:
         """The newest runs, newest first. Raises StoreError where the file is damaged."""
         query = """SELECT id, created, model, owner, finish_reason, messages, prompt_text, prompt_tokens,
-            incomplete, options, sequence, coalesce(
+            incomplete, options, sequence, parent, parent_step, coalesce(
                 completion_tokens, (SELECT count(*) FROM position WHERE run = n AND step IS NOT NULL)
             ) AS made
             FROM run ORDER BY n DESC LIMIT ?"""
         with self._reading() as conn:
             rows = conn.execute(query, (-1 if limit is None else limit,)).fetchall()
         return [self._summary(row) for row in rows]
+
+    def branches(self, run_id: str) -> list[tuple[str, int | None]]:
+        """(id, step) of the runs that branch from this one, in the order they were made. Raises StoreError."""
+        query = "SELECT id, parent_step FROM run WHERE parent = ? ORDER BY n"
+        with self._reading() as conn:
+            return [(row["id"], row["parent_step"]) for row in conn.execute(query, (run_id,))]
 
     def load(self, run_id: str = LAST, *, verify: bool = True) -> Run:
         """The run of this id, of this unique beginning of an id, or the "last" one.
@@ -211,6 +219,8 @@ class Store:
                 prompt_tokens=r["prompt_tokens"],
                 tokens=r["made"],
                 problem=r["incomplete"],
+                parent=r["parent"],
+                parent_step=r["parent_step"],
                 group=options.get("group"),
                 sequence=int(r["sequence"]),
                 beams=options["beam"]["width"] if "beam" in options else None,

@@ -23,7 +23,7 @@ def with_words(e: Explained) -> Explained:
     sentence = "; ".join(said)
     if not e.proven:
         sentence = "not this run's numbers, another model gave them: " + sentence
-    return replace(e, sentence=sentence, notes=tuple(_notes(e)))
+    return replace(e, sentence=sentence, notes=(*e.notes, *_notes(e)))
 
 
 def _preference(e: Explained) -> str:

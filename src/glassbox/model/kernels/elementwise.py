@@ -177,6 +177,20 @@ def copy_row(x, out, n):
 
 
 @kernel
+def put(x, out, n):
+    """Copy any number of float32, also to where no row begins."""
+    for i in range(n):
+        store1(out + 4 * i, load1(x + 4 * i))
+
+
+@kernel
+def scale_part(x, n, by):
+    """The same for scaling, in place."""
+    for i in range(n):
+        store1(x + 4 * i, load1(x + 4 * i) * by)
+
+
+@kernel
 def cap_row(x, out, n, by):
     """out = by · tanh(x / by)."""
     inverse, most = splat8(np.float32(1.0) / by), splat8(by)

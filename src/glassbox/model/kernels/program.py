@@ -17,8 +17,8 @@ from glassbox.types import I64
 # --- operations -------------------------------------------------------------------------------------------------
 (
     EMBED, NORM, MATMUL, ROPE, STORE_KV, ATTEND, GATE, ADD, SCALE, COPY, GATHER, PACK, WEIGH, LAYER_NORM, ACTIVATE,
-    BIAS, CAP, POSITION, ROUTE, EXPERTS, MIX,
-) = range(21)  # fmt: skip
+    BIAS, CAP, POSITION, ROUTE, EXPERTS, MIX, EDIT,
+) = range(22)  # fmt: skip
 
 # --- fields of an instruction -----------------------------------------------------------------------------------
 OP, FREE, OUT, DST, SRC, SRC2, N, M, K, WEIGHT, EXTRA, REAL, SCORES, PROBS, GROUP, MORE = range(16)
@@ -199,6 +199,16 @@ class Program:
 
     def copy(self, dst: int, src: int, width: int, *, out: bool = False) -> None:
         self._add(COPY, dst=dst, src=src, n=width, out=int(out))
+
+    def edit(
+        self, buffer: int, begin: int, width: int, first: int, end: int, factor: float, values: int, step: int
+    ) -> None:
+        """Scale `width` numbers from column `begin` on, of the rows at positions first … end - 1; or put those at the
+        address `values` there, if it is not 0, `step` bytes further for each position."""
+        self._add(
+            EDIT, dst=buffer, src=buffer, k=begin, n=width, extra=first, more=end, real=real_bits(factor),
+            weight=values, group=step,
+        )  # fmt: skip
 
     def pack(self, w: Matrix, raw: int, row_bytes: int) -> None:
         """Write the matrix's tiles from the file's rows at address `raw` (a multiple of eight of them)."""

@@ -146,6 +146,17 @@ def rotate(x, heads, width, half, paired, cos, sin):
 
 
 @kernel
+def edit(row, position, to, factor):
+    first = field(row, pr.EXTRA)
+    if position >= first and position < field(row, pr.MORE):
+        part, values, n = to + 4 * field(row, pr.K), field(row, pr.WEIGHT), field(row, pr.N)
+        if values != 0:
+            ew.put(values + field(row, pr.GROUP) * (position - first), part, n)
+        else:
+            ew.scale_part(part, n, factor)
+
+
+@kernel
 def do_row(job, row, op, t, to, src, src2, scratch):
     """One row of everything that is done row by row."""
     n, m, k = field(row, pr.N), field(row, pr.M), field(row, pr.K)
@@ -188,6 +199,8 @@ def do_row(job, row, op, t, to, src, src2, scratch):
         ew.choose_experts(src, to, n, m, k, scratch)
     elif op == pr.MIX:
         ew.mix_rows(src, src2, to, n, m)
+    elif op == pr.EDIT:
+        edit(row, load_i64(field(job, pr.POSITIONS) + 8 * t), to, real)
 
 
 @kernel

@@ -1,0 +1,190 @@
+"""What if: another policy over the logits of a run says what a real run with it does, up to the first change."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glassbox
+from glassbox.choose import choose, choose_at
+from glassbox.cli.app import invoke
+from glassbox.errors import ParameterError
+from glassbox.policy.policy import Policy, shape
+from glassbox.trace.record import Run
+from glassbox.trace.whatif import WhatIf
+
+PROMPT = "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def bigram() -> glassbox.Model:
+    return glassbox.load("bigram")
+
+
+@pytest.fixture(scope="module")
+def recorded(smollm2: glassbox.Model) -> Run:
+    return smollm2.generate(PROMPT, policy=Policy(temperature=0.9, top_p=0.95), seed=3, max_tokens=14)
+
+
+policies = st.builds(
+    Policy,
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5, 4.0]),
+    top_k=st.integers(0, 4),
+    top_p=st.sampled_from([0.2, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1, 0.6]),
+    repetition_penalty=st.sampled_from([0.8, 1.0, 1.3]),
+    presence_penalty=st.sampled_from([-1.0, 0.0, 2.0]),
+    xtc_probability=st.sampled_from([0.0, 0.5]),
+)
+
+
+def check_against_a_real_run(run: Run, real: Run, what: WhatIf) -> None:
+    """The ids of a run with the other policy are the recorded ones before the first change, and what it said there."""
+    first = what.first
+    if first is None:
+        assert real.ids == run.ids
+        assert what.logprob == pytest.approx(math.fsum(s.choice.logprob_final for s in real.steps), abs=1e-9)
+        return
+    assert real.ids[: first.step] == run.ids[: first.step]
+    assert first.choice is not None and first.choice == real.steps[first.step].choice
+    assert first.id == run.ids[first.step] != first.choice.id
+
+
+@given(one=policies, other=policies, seed=st.integers(0, 2**64 - 1))
+@settings(derandomize=True, max_examples=60, deadline=None)
+def test_it_is_what_a_real_run_does_up_to_the_first_change(
+    bigram: glassbox.Model, one: Policy, other: Policy, seed: int
+) -> None:
+    asked: dict[str, Any] = {"seed": seed, "max_tokens": 12, "ignore_eos": True}
+    run, real = (bigram.generate("ab", policy=policy, **asked) for policy in (one, other))
+    check_against_a_real_run(run, real, run.what_if(other))
+
+
+@pytest.mark.parametrize(
+    "other", [Policy(temperature=0.88, top_p=0.95), Policy(temperature=0.9, top_p=0.95, min_p=0.3), Policy(0.0)]
+)
+def test_it_is_what_a_real_run_of_a_model_does(smollm2: glassbox.Model, recorded: Run, other: Policy) -> None:
+    real = smollm2.generate(PROMPT, policy=other, seed=3, max_tokens=14)
+    check_against_a_real_run(recorded, real, recorded.what_if(other))
+
+
+def test_the_same_policy_changes_nothing(recorded: Run) -> None:
+    what = recorded.what_if(recorded.policy)
+    assert what.first is None and not what.forbidden
+    assert [row.choice for row in what.rows] == [s.choice for s in recorded.steps]
+    assert what.logprob == what.logprob_recorded == math.fsum(s.choice.logprob_final for s in recorded.steps)
+
+
+def test_the_text_under_the_models_own_distribution_has_its_raw_probability(recorded: Run) -> None:
+    what = recorded.what_if(Policy())
+    assert what.logprob == pytest.approx(math.fsum(s.choice.logprob_raw for s in recorded.steps), abs=1e-9)
+
+
+def test_what_the_policy_forbids_is_told_with_the_step_that_forbids_it(recorded: Run) -> None:
+    what = recorded.what_if(Policy(banned_ids=[recorded.ids[4]], top_k=1, temperature=0.5))
+    assert what.logprob == -math.inf
+    told = {row.step: row.removed_by for row in what.forbidden}
+    assert told[4] == "banned_ids"
+    assert set(told.values()) == {"banned_ids", "top_k"}
+    assert json.loads(json.dumps(what.to_dict(), allow_nan=False))["logprob"] is None
+
+
+def test_a_policy_that_leaves_no_token_is_told_where(bigram: glassbox.Model) -> None:
+    run = bigram.generate("ab", policy=Policy(), seed=7, max_tokens=6, ignore_eos=True)
+    what = run.what_if(Policy(allowed_ids=[run.ids[0]], no_repeat_ngram_size=1))
+    row = next(row for row in what.rows if row.choice is None)
+    assert row.changed and row.logprob == -math.inf and row.removed_by == "no_repeat_ngram"
+    assert row.refused is not None and "no token allowed" in row.refused
+
+
+def test_fresh_draws_go_another_way_as_often_as_they_must(recorded: Run) -> None:
+    n = 2000
+    what = recorded.what_if(recorded.policy, draws=n)
+    assert what == recorded.what_if(recorded.policy, draws=n)
+    for row in what.rows:
+        p = math.exp(recorded.steps[row.step].choice.logprob_final)
+        assert row.away == pytest.approx(1 - p, abs=1e-12)
+        assert row.draws is not None
+        assert abs(row.draws.away - n * (1 - p)) <= 5 * math.sqrt(n * p * (1 - p)) + 1e-6
+        assert sum(count for _, count in row.draws.ids) <= row.draws.away
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(derandomize=True, max_examples=40, deadline=None)
+def test_many_draws_at_once_are_those_of_one_at_a_time(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = random.normal(0, 4, 500).astype(np.float32)
+    shaped = shape(Policy(temperature=float(random.uniform(0.1, 3)), top_p=0.9).steps, logits)
+    choices = [choose(shaped, seed=seed, sequence=i, position=3) for i in range(20)]
+    assert choose_at(shaped, np.array([c.u for c in choices])).tolist() == [c.id for c in choices]
+
+
+@pytest.mark.parametrize("parameter", ["temperature", "top_p", "min_p", "top_k"])
+def test_an_edge_is_where_a_real_policy_chooses_otherwise(recorded: Run, parameter: str) -> None:
+    what = recorded.what_if(recorded.policy, threshold=parameter)
+    edges = [(row, edge) for row in what.rows for edge in row.edges]
+    assert edges
+    for row, edge in edges[:3]:
+        assert (edge.below == row.id) != (edge.above == row.id)
+        assert edge.high - edge.low <= (1 if parameter == "top_k" else 2e-4)
+        for value, expected in ((edge.low, edge.below), (edge.high, edge.above)):
+            policy = replace(recorded.policy, **{parameter: value})  # type: ignore[arg-type]
+            found = recorded.what_if(policy).rows[row.step].choice
+            assert found is not None and found.id == expected
+
+
+def test_below_some_temperature_every_step_is_the_models_best(recorded: Run) -> None:
+    """At temperature 0 the likeliest is taken: where that is not the recorded id there must be an edge."""
+    what = recorded.what_if(recorded.policy, threshold="temperature")
+    for row, step in zip(what.rows, recorded.steps, strict=True):
+        assert (step.choice.rank_raw != 0) <= bool(row.edges)
+
+
+def test_bad_input_names_the_parameter(recorded: Run) -> None:
+    with pytest.raises(ParameterError, match="threshold"):
+        recorded.what_if(Policy(), threshold="order")
+    with pytest.raises(ParameterError, match="draws"):
+        recorded.what_if(Policy(), draws=-1)
+    with pytest.raises(ParameterError, match="step is 99"):
+        recorded.what_if(Policy(), threshold="top_k", steps=[99])
+
+
+def test_200_steps_take_less_than_three_seconds(smollm2: glassbox.Model) -> None:
+    policy = Policy(temperature=0.9, top_p=0.95)
+    run = smollm2.generate(PROMPT, policy=policy, seed=3, max_tokens=200, ignore_eos=True)
+    took = []
+    for _ in range(3):  # the best of three: others use this machine too
+        begin = time.perf_counter()
+        assert len(run.what_if(Policy(temperature=0.5, top_p=0.9)).rows) == 200
+        took.append(time.perf_counter() - begin)
+    assert min(took) < 3.0
+
+
+@pytest.mark.model
+def test_the_command_lays_flags_over_the_recorded_policy(
+    smollm2: glassbox.Model, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "runs.db")
+    with glassbox.open_store(path) as store:
+        asked: dict[str, Any] = {"policy": Policy(temperature=0.9, top_p=0.95), "seed": 3, "max_tokens": 6}
+        run = smollm2.generate(PROMPT, store=store, **asked)
+    capsys.readouterr()
+    assert invoke(["whatif", "last", "--temperature", "0.3", "--store", path, "--json", "--model", run.model]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["policy"] == replace(run.policy, temperature=0.3).to_dict()
+    assert told["changes"] == [row.step for row in run.what_if(replace(run.policy, temperature=0.3)).changes]
+    assert invoke(["whatif", run.run_id, "--draws", "10", "--threshold", "top_p", "--at", "0", "--store", path]) == 0
+    shown = capsys.readouterr().out
+    assert "none: every step chooses what was recorded" in shown and "becomes, by top_p" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert invoke(["whatif", "last", "--at", "2", "--store", path]) == 2
+    assert invoke(["whatif", "last", "--threshold", "seed", "--store", path]) == 2
+    assert invoke(["whatif", "nosuch", "--store", path]) == 2
