@@ -17,9 +17,10 @@ import numpy as np
 
 import glassbox
 from glassbox.engine import Engine as GlassboxEngine
-from glassbox.generation import Generation, Request
+from glassbox.generation import Generation
 from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
+from glassbox.request import Request
 
 SAMPLING = dict(temperature=0.8, top_p=0.95)
 

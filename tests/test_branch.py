@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import glassbox
 from glassbox.cli.app import invoke
 from glassbox.errors import ParameterError, PromptError
-from glassbox.generation import Step
+from glassbox.events import Step
 from glassbox.policy.policy import Policy
 from glassbox.trace.record import Run
 

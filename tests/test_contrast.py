@@ -12,13 +12,15 @@ import tiny_weights
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError
-from glassbox.generation import Generation, Request, Step
+from glassbox.events import Step
+from glassbox.generation import Generation
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import TransformerModel, forward
 from glassbox.opening import prefix_store
 from glassbox.passes import dola_layers, passes_for
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import Views
+from glassbox.request import Request
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding, Tokenizer
 

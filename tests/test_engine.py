@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 import glassbox
 from glassbox.errors import OutOfMemory, ParameterError
-from glassbox.generation import Generation, Request
+from glassbox.generation import Generation
 from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
+from glassbox.request import Request
 
 T = gguf.GGMLQuantizationType
 P = Policy(temperature=0.9, top_p=0.97)

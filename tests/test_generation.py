@@ -15,12 +15,14 @@ from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.cache.prefix import Reuse
 from glassbox.engine import Engine
 from glassbox.errors import NonFiniteLogits, ParameterError, PromptError
-from glassbox.generation import Generation, Request, Step, logits_hash
+from glassbox.events import Step
+from glassbox.generation import Generation, logits_hash
 from glassbox.model.bigram import METADATA, TOKENS, BigramModel
 from glassbox.model.execute import Computed, Part
 from glassbox.opening import encoding_of
 from glassbox.outcome import Timings, Usage
 from glassbox.policy.policy import Policy
+from glassbox.request import Request
 from glassbox.speed import speed_of
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.types import F32, Sums

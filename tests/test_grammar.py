@@ -20,13 +20,14 @@ from glassbox.cache.pages import Cache, PagePool, PageShape
 from glassbox.cli.app import invoke
 from glassbox.engine import Engine
 from glassbox.errors import EmptySupport, GrammarError, ParameterError
-from glassbox.generation import Generation, Request
+from glassbox.generation import Generation
 from glassbox.model.execute import Computed, Part
 from glassbox.opening import encoding_of
 from glassbox.policy.grammar import Grammar
 from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.lark import BLANKS
 from glassbox.policy.policy import Policy
+from glassbox.request import Request
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.text.vocab import Vocab
 from glassbox.types import F32, Sums

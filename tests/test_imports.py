@@ -24,6 +24,8 @@ ORDER = [
     ("draft",),
     ("passes",),
     ("beam",),
+    ("request",),
+    ("events",),
     ("generation",),
     ("search",),
     ("engine",),

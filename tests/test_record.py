@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glassbox.choose import Choice
-from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.events import PromptToken, Step
 from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
+from glassbox.request import Provenance, Request
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding

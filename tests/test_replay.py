@@ -18,7 +18,7 @@ from test_generation import broken
 import glassbox
 from glassbox.api import Model
 from glassbox.errors import NonFiniteLogits, NotReproduced, PromptError
-from glassbox.generation import Step
+from glassbox.events import Step
 from glassbox.policy.policy import Policy
 from glassbox.stop import Ending
 from glassbox.trace.record import Run

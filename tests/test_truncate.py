@@ -19,7 +19,7 @@ from trained import MAKERS, write_folder
 
 import glassbox
 from glassbox.errors import ContextOverflow, ParameterError, TemplateError
-from glassbox.generation import Usage
+from glassbox.outcome import Usage
 from glassbox.policy.policy import Policy
 from glassbox.text.template import ChatTemplate
 from glassbox.text.tokenizer import Tokenizer

@@ -17,7 +17,8 @@ from glassbox.choose import check_seed, draw_seed
 from glassbox.defaults import default_policy, sources_of_made
 from glassbox.engine import Engine
 from glassbox.errors import ParameterError, PromptError
-from glassbox.generation import Branch, Generation, Provenance, Request, Step
+from glassbox.events import Step
+from glassbox.generation import Generation
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
@@ -26,6 +27,7 @@ from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.provenance import model_digest, tokenizer_digest
+from glassbox.request import Branch, Provenance, Request
 from glassbox.score import Scored, score
 from glassbox.search import BeamSearch
 from glassbox.stream import Stream

@@ -18,10 +18,10 @@ import numpy as np
 
 from glassbox.beam import Beam
 from glassbox.errors import ParameterError, PromptError, TemplateError
-from glassbox.generation import Request
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import needs_of, real, whole
 from glassbox.policy.table import STEPS
+from glassbox.request import Request
 from glassbox.text.conversation import MAX_DEPTH
 
 if TYPE_CHECKING:

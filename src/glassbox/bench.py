@@ -25,7 +25,7 @@ import numpy as np
 from glassbox.api import Model
 from glassbox.engine import Engine
 from glassbox.errors import GlassboxError
-from glassbox.generation import Generation, Request
+from glassbox.generation import Generation
 from glassbox.model.execute import Executor, Part
 from glassbox.model.kernels.pack import LAYOUTS
 from glassbox.model.kernels.program import Matrix, Program
@@ -33,6 +33,7 @@ from glassbox.model.model import TransformerModel, forward
 from glassbox.model.transformer import Sheet
 from glassbox.opening import encoding_of, fresh_cache
 from glassbox.policy.policy import Policy
+from glassbox.request import Request
 from glassbox.trace.rows import Level
 from glassbox.trace.store import open_store
 

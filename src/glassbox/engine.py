@@ -19,7 +19,8 @@ from glassbox.beam import MOST
 from glassbox.cache.pages import PAGE, available_memory
 from glassbox.cache.prefix import PrefixStore
 from glassbox.errors import GlassboxError, NonFiniteLogits, OutOfMemory
-from glassbox.generation import Event, Generation
+from glassbox.events import Event
+from glassbox.generation import Generation
 from glassbox.model.execute import CHUNK, Part
 from glassbox.model.finite import located
 from glassbox.model.intervene import digest

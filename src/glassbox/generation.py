@@ -1,7 +1,7 @@
 """One sequence: ids → logits → policy → choose → detokenise → stop. The only file that sees every stage.
 
-The dataclasses are what a generation passes on and a trace records; `Generation` is the state machine. It does not run
-the model: engine.py asks it which ids it needs computed, and hands it the logits.
+`Generation` is the state machine between a request (request.py) and what it passes on (events.py, outcome.py). It does
+not run the model: engine.py asks it which ids it needs computed, and hands it the logits.
 """
 
 from __future__ import annotations
@@ -9,138 +9,29 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from glassbox.beam import Beam, BeamRow
 from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
 from glassbox.errors import GlassboxError
-from glassbox.model.intervene import Intervention
+from glassbox.events import Event, Step
 from glassbox.model.kernels.build import load
 from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.passes import Passes
 from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.judge import judge
-from glassbox.policy.policy import Candidate, LedgerRow, Policy, Shaped
+from glassbox.policy.policy import Policy, Shaped
+from glassbox.request import Request
 from glassbox.stop import Ending, Kind, Limits, Shown, StopWatcher
-from glassbox.text.tokenizer import Encoding, Tokenizer
-from glassbox.text.truncate import Cut
+from glassbox.text.tokenizer import Tokenizer
 from glassbox.types import F32, Sums
 
 CANDIDATES = 8  # tokens a step lists, likeliest first, beside the chosen one
-
-
-@dataclass(frozen=True, slots=True)
-class Branch:
-    """Where a run comes from, if it goes another way from some step of another run, its parent."""
-
-    parent: str  # its id
-    step: int | None  # the first that is its own; those before are the parent's. None: its prompt is another one
-    made: tuple[tuple[int, Policy, int], ...] = ()  # (end, policy, seed): what chose the steps before `end`
-    forced: tuple[int, ...] = ()  # steps whose id was put there, whatever the draw said
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What was asked: everything that, with the weights, decides the run."""
-
-    model: str  # the name or path that was given
-    encoding: Encoding  # ids with their spans and segments
-    policy: Policy
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    stop_ids: tuple[int, ...] = ()
-    include_stop: bool = False  # the text keeps the stop string, or the text of the stop id, that ended it
-    sequence: int = 0
-    group: str | None = None  # what runs have in common that were asked for together
-    beam: Beam | None = None  # search instead of drawing
-    reuse: bool = True  # whether keys and values of earlier prompts may be used, and its own kept for later ones
-    salt: str = ""  # reuse only among requests with the same salt
-    speculate: bool = False  # check guessed ids in one pass; changes no id and no bit
-    prompt_logprobs: bool = False  # how likely each id of the prompt was; all of it is computed for that
-    time_limit: float | None = None  # seconds from arrival
-    messages: tuple[Mapping[str, Any], ...] | None = None  # all of them, those left out too
-    chat: Mapping[str, Any] | None = None  # with messages: the template's name, and what it was given beside them
-    cut: Cut | None = None  # what was left out of the prompt to fit; then the encoding is of the rest
-    sources: Mapping[str, str] = field(default_factory=dict)  # parameter -> "flag" | "model file" | "default"
-    branch: Branch | None = None
-    interventions: tuple[Intervention, ...] = ()  # what is done to inner values on the way
-
-    def under(self, step: int) -> tuple[Policy, int]:
-        """The policy and the seed that chose at a step: of what a branch has from its parent, the parent's."""
-        made = self.branch.made if self.branch else ()
-        return next(((policy, seed) for end, policy, seed in made if step < end), (self.policy, self.seed))
-
-    def forced(self, step: int) -> bool:
-        """Whether the id of this step was put there rather than drawn."""
-        return self.branch is not None and step in self.branch.forced
-
-    @property
-    def dropped(self) -> int:
-        """How many ids the prompt was cut by."""
-        return self.cut.dropped if self.cut else 0
-
-    @property
-    def width(self) -> int:
-        """How many sequences it may come to be at a time."""
-        return self.beam.width if self.beam else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """With what it was done: what a replay must find again."""
-
-    model_sha256: str
-    tokenizer_sha256: str
-    template_sha256: str | None
-    engine: str  # fingerprint of kernels, target and compiler
-    glassbox: str  # version
-    threads: int
-    clock: str | None = None  # the time a template saw, ISO 8601
-    kv: str = "f32"  # how keys and values were kept: a key of cache/pages.py's KINDS
-
-
-@dataclass(frozen=True, slots=True)
-class PromptToken:
-    """One prompt position after it was computed or reused."""
-
-    position: int
-    id: int
-    bytes: bytes
-    segment: int
-    kv: str  # "computed" | "reused"
-    logprob: float | None  # of this id given the ones before it; None when not measured
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One generated token and how it came about."""
-
-    step: int
-    position: int  # in the whole sequence, prompt included
-    id: int
-    bytes: bytes
-    text: str  # what became visible with this token
-    choice: Choice
-    ledger: tuple[LedgerRow, ...]
-    candidates: tuple[Candidate, ...]
-    entropy: float  # nats, of the model's own distribution
-    logits_hash: str  # 16 hex digits over the bytes of the float32 logits
-    model_ns: int  # time in the forward pass that gave these logits
-    policy_ns: int  # time from logits to the chosen id
-    drafted: bool = False  # guessed beforehand and found right
-    text_offset: int | None = None  # characters of prompt and output before its own; bytes of one character share it
-
-
-Event = Step | tuple[BeamRow, ...]  # a token; or all candidates of one step of a beam search
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from glassbox.beam import Beam, BeamRow, Pool, State
 from glassbox.cache.pages import Cache
 from glassbox.choose import Choice
 from glassbox.errors import EmptySupport
-from glassbox.generation import Generation, Request, Step
+from glassbox.events import Step
+from glassbox.generation import Generation
 from glassbox.policy.policy import Shaped
+from glassbox.request import Request
 from glassbox.stop import Ending, Kind
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.types import F32, Sums

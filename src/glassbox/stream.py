@@ -8,7 +8,9 @@ from typing import TypeGuard
 
 from glassbox.engine import Engine
 from glassbox.errors import GlassboxError
-from glassbox.generation import Event, Generation, PromptToken, Provenance, Request, Step
+from glassbox.events import Event, PromptToken, Step
+from glassbox.generation import Generation
+from glassbox.request import Provenance, Request
 from glassbox.trace.again import Opened
 from glassbox.trace.record import Recorder, Run
 

@@ -12,7 +12,7 @@ from glassbox.cli.output import Out
 from glassbox.cli.show_text import flow, inert, middle_cut, quoted
 
 if TYPE_CHECKING:
-    from glassbox.generation import Request
+    from glassbox.request import Request
     from glassbox.text.tokenizer import Encoding
 
 CHARS = 1200  # of a segment; a longer one is cut in the middle

@@ -18,8 +18,9 @@ from glassbox.cli.show_text import flow, inert, padded, quoted
 
 if TYPE_CHECKING:
     from glassbox.api import Model
-    from glassbox.generation import Request, Step
+    from glassbox.events import Step
     from glassbox.policy.policy import Candidate, LedgerRow
+    from glassbox.request import Request
     from glassbox.trace.record import Run
     from glassbox.trace.store import Store
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from glassbox.choose import check_seed
 from glassbox.errors import ContextOverflow, ParameterError, PromptError
-from glassbox.generation import Branch, Request
 from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
+from glassbox.request import Branch, Request
 from glassbox.trace.again import Opened, check_model
 from glassbox.trace.record import Run
 from glassbox.types import Messages

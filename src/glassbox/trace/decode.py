@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from glassbox.beam import Beam, BeamRow
 from glassbox.choose import Choice
-from glassbox.generation import Branch, PromptToken, Provenance, Request, Step
+from glassbox.events import PromptToken, Step
 from glassbox.model.intervene import Intervention
 from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import Candidate, LedgerRow, Policy
+from glassbox.request import Branch, Provenance, Request
 from glassbox.stop import Ending
 from glassbox.text.segments import Segment
 from glassbox.text.tokenizer import Encoding

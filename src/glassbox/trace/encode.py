@@ -11,9 +11,10 @@ from dataclasses import asdict
 from typing import Any
 
 from glassbox.beam import BeamRow
-from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.events import PromptToken, Step
 from glassbox.outcome import Outcome
 from glassbox.policy.policy import LedgerRow
+from glassbox.request import Provenance, Request
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace.rows import ASKED, ENDED, OPTIONS, POSITION, PROVENANCE, Level, PolicySteps, Retain, Row, dumps
 

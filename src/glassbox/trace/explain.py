@@ -13,10 +13,12 @@ from itertools import groupby
 import numpy as np
 
 from glassbox.choose import choose
-from glassbox.generation import Request, Step, logits_hash
+from glassbox.events import Step
+from glassbox.generation import logits_hash
 from glassbox.model.model import TransformerModel
 from glassbox.policy.policy import Shaped
 from glassbox.policy.step import whole
+from glassbox.request import Request
 from glassbox.text.tokenizer import Encoding
 from glassbox.trace import attribution, inside, told
 from glassbox.trace.again import Opened

@@ -11,9 +11,10 @@ import sqlite3
 from dataclasses import dataclass, field
 
 from glassbox.beam import BeamRow
-from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.events import PromptToken, Step
 from glassbox.outcome import Outcome
 from glassbox.policy.policy import LedgerRow
+from glassbox.request import Provenance, Request
 from glassbox.trace import encode, rows
 from glassbox.trace.rows import Level, Retain, Row
 

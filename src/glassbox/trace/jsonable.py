@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from glassbox.generation import PromptToken, Step
+from glassbox.events import PromptToken, Step
 
 if TYPE_CHECKING:
     from glassbox.trace.record import Run

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from glassbox.errors import GlassboxError, NotReproduced
-from glassbox.generation import Provenance, Request
+from glassbox.request import Provenance, Request
 from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.text.truncate import DROPPED, first_of, kept

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from glassbox.beam import BeamRow, Beams
 from glassbox.errors import PromptError
-from glassbox.generation import PromptToken, Provenance, Request, Step
+from glassbox.events import PromptToken, Step
 from glassbox.outcome import Outcome, Timings, Usage
 from glassbox.policy.policy import LedgerRow, Policy
+from glassbox.request import Provenance, Request
 from glassbox.speed import Speed, speed_of
 from glassbox.trace.alive import owner
 from glassbox.trace.journal import Begin, End, Item, Journal, Tried

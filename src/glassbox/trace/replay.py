@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import GlassboxError
-from glassbox.generation import Generation, Step
+from glassbox.events import Step
+from glassbox.generation import Generation
 from glassbox.trace.again import Again, Opened
 from glassbox.trace.jsonable import step_to_dict
 from glassbox.trace.mismatch import HARMLESS, Mismatch, mismatches, prompt_mismatches, refusal
