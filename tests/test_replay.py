@@ -22,7 +22,7 @@ from glassbox.generation import Step
 from glassbox.policy.policy import Policy
 from glassbox.stop import Ending
 from glassbox.trace.record import Run
-from glassbox.trace.replay import COMPARED, Replayed
+from glassbox.trace.replayed import COMPARED, Replayed
 
 T = gguf.GGMLQuantizationType
 KINDS = [T.Q8_0, T.Q4_1, T.F32]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from itertools import groupby
 
 import numpy as np
@@ -51,7 +51,7 @@ class Engine:
         with self.lock:
             self.waiting.append(generation)
 
-    def stream(self, generation: Generation) -> Iterator[Event]:
+    def stream(self, generation: Generation) -> Generator[Event]:
         """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it."""
         self.add(generation)
         try:
