@@ -21,13 +21,13 @@ from glassbox.trace.again import Again
 
 T = gguf.GGMLQuantizationType
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}}, "required": ["a"]}
-WARM = dict(temperature=1.3, top_p=0.97)
+WARM = dict(temperature=6.0, top_p=0.97)  # the random model is very sure of itself
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Windows of 8 positions, so that the prompt's pages would be given back."""
-    return random_gguf.write(tmp_path_factory.mktemp("m") / "m.gguf", "gemma3", "gemma3", [T.Q8_0, T.F32])
+    return random_gguf.write(tmp_path_factory.mktemp("m") / "m.gguf", "gemma3", "gemma3", [T.Q8_0, T.F32], tied=False)
 
 
 @pytest.fixture(scope="module")

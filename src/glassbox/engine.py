@@ -59,14 +59,12 @@ class Engine:
                 with self.lock:
                     while not generation.inbox and not generation.done:
                         self.step()
-                    events = list(generation.inbox)
-                    generation.inbox.clear()
-                if not events:
+                    event = generation.inbox.popleft() if generation.inbox else None  # the others wait to be asked for
+                if event is None:
                     return
-                for event in events:
-                    if isinstance(event, GlassboxError):
-                        raise event
-                    yield event
+                if isinstance(event, GlassboxError):
+                    raise event
+                yield event
         finally:
             self.drop(generation)
 

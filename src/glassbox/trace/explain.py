@@ -12,6 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
+from glassbox.beam import Beams
 from glassbox.choose import choose
 from glassbox.generation import Step, logits_hash
 from glassbox.model.model import TransformerModel
@@ -103,6 +104,8 @@ def _ways(shaped: Shaped, chosen: int, rival: int) -> tuple[Way, ...]:
 
 def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     c, (below, above) = made.choice, _beside(shaped, made.id)
+    if run.beams:
+        return _searched(run.beams, made)
     seed, sequence, position = c.counter or (run.seed, run.request.sequence, made.position)
     again = choose(shaped, seed=seed, sequence=sequence, position=position)
     by = None
@@ -115,6 +118,15 @@ def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     else:
         return Drawn("drawn", c.u, c.cdf_lo, c.cdf_hi, below, above, by, c.ties)
     return Drawn(kind, c.u, c.cdf_lo, c.cdf_hi, None, None, by, c.ties)
+
+
+def _searched(beams: Beams, made: Step) -> Drawn:
+    """Its row in the tree of the search, where that was kept whole."""
+    way, c = beams.winner, made.choice
+    if made.step >= len(way) or way[made.step].id != made.id:
+        return Drawn("beam", None, c.cdf_lo, c.cdf_hi, None, None, None, c.ties)
+    row = way[made.step]
+    return Drawn("beam", None, c.cdf_lo, c.cdf_hi, None, None, None, c.ties, row.rank, row.score)
 
 
 def _beside(shaped: Shaped, chosen: int) -> tuple[int | None, int | None]:
