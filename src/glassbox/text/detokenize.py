@@ -49,7 +49,9 @@ class Detokenizer:
 
     def fork(self) -> Detokenizer:
         """Another one at the same place in the same text."""
-        return Detokenizer(self._vocab, pending=self.held, drop_space=self._drop_space)
+        twin = Detokenizer(self._vocab, pending=self.held, drop_space=self._drop_space)
+        twin._sent, twin.offset = self._sent, self.offset
+        return twin
 
     @property
     def held(self) -> bytes:

@@ -20,7 +20,7 @@ COMPARED: Mapping[str, str] = {
     "u": "the seed, the sequence or the position", "id": "the policy, or the draw", "cdf_lo": "the policy",
     "cdf_hi": "the policy", "logprob_raw": "the policy's sums", "logprob_final": "the policy",
     "rank_raw": "the policy's sums", "ties": "the policy", "candidates": "the policy", "bytes": "the tokenizer",
-    "text": "the tokenizer, or the stop strings",
+    "text": "the tokenizer, or the stop strings", "text_offset": "the tokenizer",
 }  # fmt: skip
 
 
