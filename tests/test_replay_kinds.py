@@ -15,6 +15,7 @@ from test_generation import broken
 
 import glassbox
 from glassbox import Beam, Model, Policy, Run
+from glassbox.cli.app import invoke
 from glassbox.errors import EmptySupport, GlassboxError, GrammarError, NonFiniteLogits, OutOfMemory
 from glassbox.generation import logits_hash
 from glassbox.trace.again import Again
@@ -113,6 +114,33 @@ def test_samples_come_again_each_with_its_own_draws(model: Model, tmp_path: Path
             assert found.replay(model).equal and found.replay(model).compared == len(run.steps)
         other = replace(runs[1], request=replace(runs[1].request, sequence=2)).replay(model)
         assert other.difference is not None and other.difference.field == "u"
+
+
+@pytest.mark.parametrize("name", [*POLICIES, "beams"])
+def test_inner_values_of_any_kind_of_run(model: Model, tmp_path: Path, name: str) -> None:
+    """What `observe` gives for the same ids; the hash of the logits is the proof."""
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        how = dict(policy=POLICIES[name]) if name != "beams" else dict(beam=Beam(3))
+        model.generate(**asked(Policy(), store=store) | how)
+        run = store.load()
+    whole = model.observe([*PROMPT, *run.ids[:1]], ["resid_post.2", "logits"])
+    values = run.tensors(1, ["resid_post.2", "logits"], model=model)
+    assert all(np.array_equal(values[p], whole[p][-1]) for p in values)
+    assert logits_hash(values["logits"]) == run.steps[1].logits_hash
+
+
+def test_the_command_says_what_was_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "runs.db")
+    bigram = glassbox.load("bigram")
+    with glassbox.open_store(path) as store:
+        run = bigram.beam_search("ab", beam=2, max_tokens=3, store=store)
+        assert invoke(["replay", "--store", path]) == 0
+        said = f"equal    3 of 3 steps and {len(run.tried)} candidates of the beams, every bit; length"
+        assert " ".join(said.split()) in " ".join(capsys.readouterr().out.split())
+        failing(bigram, store, EmptySupport, prompt="b", policy=Policy(allowed_ids=(1,), no_repeat_ngram_size=1))
+        assert invoke(["replay", "--store", path]) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert out.startswith("equal 1 of 1 steps, every bit; the same error, EmptySupport: no token allowed at step 1")
 
 
 # --- beams ---

@@ -253,6 +253,7 @@ FORGERIES: dict[str, tuple[Forgery, int | None, str]] = {
     "logprob": (step_changed(logprob_final=-0.5), 3, "logprob_final"),
     "interval": (step_changed(cdf_lo=0.0), 3, "cdf_lo"),
     "entropy": (step_changed(entropy=1.0), 3, "entropy"),
+    "where a token's text is": (step_changed(text_offset=2), 3, "text_offset"),
     "text of a token": (step_changed(text="!"), 3, "text"),
     "ledger": (less_of_the_ledger, 3, "ledger"),
     "candidate": (another_candidate, 3, "candidates"),
@@ -272,10 +273,16 @@ FORGERIES: dict[str, tuple[Forgery, int | None, str]] = {
 def test_a_replay_finds_what_digests_cannot(world: World, tmp_path: Path, what: str) -> None:
     forge, step, field = FORGERIES[what]
     original = next(r for r in world.runs.values() if r.retain == "text" and r.request.messages is not None)
-    with open_store(tmp_path / "forged.db") as store:
-        forged = forge(original)
+    assert found_by_replay(world, tmp_path, forge(original)) == (step, field)
+
+
+def found_by_replay(world: World, folder: Path, forged: Run) -> tuple[int | None, str]:
+    """The step and field that a replay names of a run which the store takes for whole."""
+    with open_store(folder / "forged.db") as store:
         recorder = Recorder(store)
         recorder.begin(forged.request, forged.provenance, forged.prompt)
+        if forged.tried:
+            recorder.beams(forged.tried)
         for s in forged.steps:
             recorder.step(s)
         assert forged.outcome is not None
@@ -285,7 +292,24 @@ def test_a_replay_finds_what_digests_cannot(world: World, tmp_path: Path, what: 
         assert store.verify() is None
         replayed = found.replay(world.model, force=True)
     assert not replayed.equal and replayed.difference is not None
-    assert (replayed.difference.step, replayed.difference.field) == (step, field), str(replayed.difference)
+    return replayed.difference.step, replayed.difference.field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(id=7), dict(score=-0.5), dict(logprob=-0.5), dict(state="live", beam=1), dict(parent=1), dict(text="!")],
+)
+def test_a_replay_finds_a_forged_candidate(world: World, tmp_path: Path, changes: dict[str, object]) -> None:
+    run = next(r for r in world.runs.values() if r.tried)
+    at = next(i for i, row in enumerate(run.tried) if row.step == 2 and row.state == "dropped" and row.parent == 0)
+    rows = (*run.tried[:at], replace(run.tried[at], **changes), *run.tried[at + 1 :])
+    assert found_by_replay(world, tmp_path, replace(run, tried=rows)) == (2, "beam")
+
+
+def test_a_replay_finds_a_forged_grammar(world: World, tmp_path: Path) -> None:
+    run = next(r for r in world.runs.values() if r.policy.grammar)
+    forged = asked(policy=Policy(grammar={"regex": r"\[.*"}))(run)
+    assert found_by_replay(world, tmp_path, forged)[1] == "ledger"
 
 
 def test_all_of_the_world_comes_again(world: World) -> None:

@@ -52,6 +52,7 @@ class _Comparison:
         self.compared = self.rows = 0
         self.first: Difference | None = None
         self.diverged: int | None = None
+        self.failed = False
         self.logprob_delta = self.logit_delta = 0.0
 
     def made(self, found: tuple[Mismatch, ...]) -> Replayed:
@@ -73,8 +74,9 @@ class _Comparison:
         except GlassboxError as e:  # a policy that leaves no token, logits that are no numbers
             self._error(e)
         return Replayed(
-            self.run, self.compared, found, self.first, self.diverged, self.logprob_delta, self.logit_delta, self.rows
-        )
+            self.run, self.compared, found, self.first, self.diverged, self.logprob_delta, self.logit_delta, self.rows,
+            self.failed,
+        )  # fmt: skip
 
     def _prompt(self, made: list[float | None]) -> None:
         for token in self.run.prompt:
@@ -135,6 +137,7 @@ class _Comparison:
             self._differs(at, "id", was, f"{name}: {e}", "the policy, or the weights")
             self.diverged = at
             return
+        self.failed = True
         was, now = (finite([r.to_dict() for r in rows]) for rows in (run.failed, getattr(e, "ledger", ())))
         if run.error not in (name, f"{name}: {e}"):
             self._differs(at, "error", run.error, f"{name}: {e}", "the policy, or the weights")

@@ -52,6 +52,7 @@ class Replayed:
     logprob_delta: float  # the largest |Δ| of the logprobs that were recorded, in nats; inf: of one that is not finite
     logit_delta: float  # the same of the recorded candidates' logits; 0 at level ids
     rows: int = 0  # candidates of a beam search that were compared
+    failed: bool = False  # the error that ended the run was met again
 
     @property
     def equal(self) -> bool:
@@ -76,6 +77,7 @@ class Replayed:
             "steps": len(self.run.steps),
             "compared": self.compared,
             "beam_rows": self.rows,
+            "failed_again": self.failed,
             "difference": first,
             "causes": list(self.causes),
             "mismatches": [{"field": m.field, "recorded": m.recorded, "found": m.found} for m in self.mismatches],
