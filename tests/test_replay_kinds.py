@@ -210,6 +210,14 @@ def test_rows_and_steps_of_a_search_that_are_missing_are_named(model: Model) -> 
     assert longer is not None and (longer.step, longer.field) == (14, "beam")
 
 
+def test_rows_that_a_store_lost_are_no_difference(model: Model) -> None:
+    """Where it says that it lost some, what is there is compared."""
+    run = model.generate(**asked(Policy(), beam=Beam(3)))
+    lost = replace(run, problem="incomplete", steps=run.steps[:5], tried=tuple(r for r in run.tried if r.step != 6))
+    replayed = lost.replay(model)
+    assert replayed.equal and replayed.compared == 5 and replayed.rows == len(lost.tried) < len(run.tried)
+
+
 def test_a_search_that_was_cut_comes_again_as_far_as_it_came(model: Model, tmp_path: Path) -> None:
     with glassbox.open_store(tmp_path / "runs.db") as store:
         how = asked(Policy(), beam=Beam(3), ignore_eos=True, max_tokens=50, store=store)

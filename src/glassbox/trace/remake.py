@@ -30,8 +30,8 @@ FAILING = ("EmptySupport", "GrammarError", "NonFiniteLogits")  # errors that the
 
 
 def failed(run: Run) -> bool:
-    """Whether it ended by an error that comes again; one of memory, say, does not."""
-    return run.status == "error" and (run.error or "").partition(":")[0] in FAILING
+    """Whether it ended by an error that comes again, and all before it is known; one of memory, say, does not."""
+    return run.status == "error" and not run.problem and (run.error or "").partition(":")[0] in FAILING
 
 
 class Sequence:

@@ -88,6 +88,8 @@ class _Comparison:
     def _candidates(self, made: tuple[BeamRow, ...]) -> None:
         """One step of a beam search: each candidate, whom it continues, its score, and what became of it."""
         step, was = made[0].step, self.tried.pop(made[0].step, ())
+        if not was and self.run.problem:  # rows were lost
+            return
         for a, b in zip_longest(*([_candidate(self.run, row) for row in rows] for rows in (was, made))):
             self.rows += a is not None
             if a == b:
@@ -100,7 +102,7 @@ class _Comparison:
 
     def _step(self, made: Step) -> None:
         if self.compared == len(self.run.steps):
-            if self.run.outcome is not None or failed(self.run):
+            if not self.run.problem and (self.run.outcome is not None or failed(self.run)):
                 ended = self.run.error or f"nothing: it ended by {self.run.stop_reason}"
                 self._differs(made.step, "id", ended, made.id, "the policy, or the weights")
                 self.diverged = made.step
@@ -137,12 +139,13 @@ class _Comparison:
             self._differs(at, "id", was, f"{name}: {e}", "the policy, or the weights")
             self.diverged = at
             return
-        self.failed = True
         was, now = (finite([r.to_dict() for r in rows]) for rows in (run.failed, getattr(e, "ledger", ())))
         if run.error not in (name, f"{name}: {e}"):
             self._differs(at, "error", run.error, f"{name}: {e}", "the policy, or the weights")
         elif run.level == "look" and was != now:
             self._differs(at, "ledger", *_narrowed("ledger", was, now), COMPARED["ledger"])
+        else:
+            self.failed = True
 
     def _ending(self) -> None:
         run, generation, compared = self.run, self.remade.generation, self.compared
