@@ -17,6 +17,8 @@ import gguf
 import random_gguf
 
 import glassbox
+from glassbox.beam import EARLY, Beam
+from glassbox.errors import EmptySupport
 from glassbox.policy.policy import Policy
 from glassbox.policy.presets import PRESETS
 from glassbox.stream import Stream
@@ -55,7 +57,35 @@ KINDS: dict[str, Callable[[random.Random, int], Asked]] = {
     "guessed": lambda r, v: dict(policy=Policy(0.2), speculate=True),
     "stops": lambda r, v: dict(policy=Policy(1.2), stop=["a", "e", "bc"], stop_ids=[r.randrange(v)], ignore_eos=False),
     "salted": lambda r, v: dict(policy=Policy(top_h=0.6), salt="mine"),
+    "schema": lambda r, v: grammatical({"json_schema": SCHEMA} if v > 4 else {"regex": "(a|b c|ab)*"}),
+    "regex": lambda r, v: grammatical({"regex": "[a-c]{2,5}( [a-c]+)*"}, min_tokens=r.randint(0, 4) if v > 4 else 0),
+    "choice": lambda r, v: grammatical({"choice": ["abc", "a b c", "cab", "bbbbb"]}),
+    "mirostat": lambda r, v: dict(policy=Policy(1.5, mirostat_tau=r.uniform(1, 6), mirostat_eta=r.uniform(0.05, 0.5))),
+    "guidance": lambda r, v: dict(
+        policy=Policy(1.5, guidance_scale=r.uniform(0.5, 3), negative_ids=tuple(r.choices(range(min(v, 90)), k=9)))
+    ),
+    "dola": lambda r, v: dict(policy=Policy(1.5, dola_layers=r.choice(["low", "high"])) if v > 4 else Policy(1.5)),
+    "contrastive": lambda r, v: dict(policy=Policy(penalty_alpha=0.5, top_k=r.randint(2, 6)) if v > 4 else Policy(0.5)),
+    "samples": lambda r, v: dict(policy=Policy(2.0), n=r.randint(2, 4)),
+    "beams": lambda r, v: dict(policy=Policy(1.5), beam=Beam(r.randint(1, 5), r.uniform(-1, 2), r.choice(EARLY))),
+    "groups": lambda r, v: dict(
+        policy=Policy(1.5, repetition_penalty=1.1), beam=Beam(4, groups=2, diversity_penalty=0.5, returned=3)
+    ),
+    "beams in a grammar": lambda r, v: grammatical({"regex": "[a-c]{2,9}"}, min_tokens=3 if v > 4 else 0) | dict(
+        beam=Beam(3), stop=["cc", "ab"], include_stop=True
+    ),
+    "texts": lambda r, v: dict(
+        policy=Policy(2.0, banned_texts=("ab", "c"), logit_bias={"b": 2.0, "ba": -1.5}, min_tokens=5 if v > 4 else 0)
+    ),
+    "stops shown": lambda r, v: dict(policy=Policy(2.0), stop=["a", "e", "bc"], include_stop=True, ignore_eos=False),
+    "judged prompt": lambda r, v: dict(policy=Policy(0.2), prompt_logprobs=True, speculate=True),
+    "no way on": lambda r, v: dict(policy=Policy(allowed_ids=tuple(r.sample(range(v), 3)), no_repeat_ngram_size=1)),
 }  # fmt: skip
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b", "cc"]}}, "required": ["a"]}
+
+
+def grammatical(grammar: dict[str, Any], **more: Any) -> Asked:
+    return dict(policy=Policy(4.0, grammar=grammar, **more), ignore_eos=False)
 
 
 def constrained(ids: list[int], v: int) -> Asked:
@@ -78,21 +108,23 @@ def write(folder: Path, seed: int) -> None:
         made = 0
         while made < RUNS:
             name = r.choices(MODELS, WEIGHTS)[0]
-            size = min(r.choice([1, 1, 2, 5, 8]), RUNS - made, 2 if name == REAL else 8)
-            run_together([start(models[name], name, store, r, told) for _ in range(size)], r)
-            told[f"model {name}"] += size
-            told[f"company {size}"] += size
-            made += size
+            count = min(r.choice([1, 1, 2, 5, 8]), 2 if name == REAL else 8)
+            streams = [stream for _ in range(count) for stream in start(models[name], name, store, r, told)]
+            run_together(streams, r)
+            told[f"model {name}"] += len(streams)
+            told["in company"] += len(streams) if len(streams) > 4 else 0
+            made += len(streams)
         for summary in store.runs(None):
             run = store.load(summary.id)
             told["prefix hits"] += run.usage.cached_tokens > 0
             told["guesses that were right"] += any(s.drafted for s in run.steps)
             told[f"ended {run.finish_reason}"] += 1
             told["steps"] += len(run.steps)
+            told["candidates of beams"] += len(run.tried)
     print(json.dumps(told))
 
 
-def start(model: glassbox.Model, name: str, store: Any, r: random.Random, told: Counter[str]) -> Stream:
+def start(model: glassbox.Model, name: str, store: Any, r: random.Random, told: Counter[str]) -> list[Stream]:
     v = model.model.vocab_size
     kind = r.choice(list(KINDS))
     told[f"kind {kind}"] += 1
@@ -102,7 +134,9 @@ def start(model: glassbox.Model, name: str, store: Any, r: random.Random, told: 
     most = r.randint(1, 6) if name == REAL else r.randint(1, 40)
     asked = dict(ids=ids, seed=r.getrandbits(64), max_tokens=most, ignore_eos=r.random() < 0.7) | KINDS[kind](r, v)
     keep = dict(level=r.choice(["look", "ids"]), retain=r.choice(["text", "text", "ids"]))
-    return model.stream(store=store, **asked, **keep)
+    if "n" in asked:
+        return model.sample_streams(store=store, **asked, **keep)
+    return [model.stream(store=store, **asked, **keep)]
 
 
 def run_together(streams: list[Stream], r: random.Random) -> None:
@@ -111,15 +145,22 @@ def run_together(streams: list[Stream], r: random.Random) -> None:
     going = list(streams)
     while going:
         for stream in list(going):
-            if len(stream.run.steps) >= leave.get(id(stream), 10**6) or next(stream, None) is None:
+            if len(stream.run.steps) >= leave.get(id(stream), 10**6) or not goes_on(stream):
                 stream.close()
                 going.remove(stream)
+
+
+def goes_on(stream: Stream) -> bool:
+    try:
+        return next(stream, None) is not None
+    except EmptySupport:  # is recorded, and must come again
+        return False
 
 
 def replay(folder: Path) -> None:
     """Prints what did not come again, and with how many threads all was made."""
     models: dict[str, glassbox.Model] = {}
-    wrong, compared, threads = [], 0, set()
+    wrong, compared, rows, threads = [], 0, 0, set()
     with glassbox.open_store(folder / "runs.db", readonly=True) as store:
         for summary in store.runs(None):
             run = store.load(summary.id)
@@ -127,10 +168,11 @@ def replay(folder: Path) -> None:
                 models[run.model] = glassbox.load(run.model, kv=run.provenance.kv)
             replayed = run.replay(models[run.model])
             compared += replayed.compared
+            rows += replayed.rows
             threads.add(f"{run.provenance.threads} -> {models[run.model].model.threads}")
             if not replayed.equal or replayed.compared != len(run.steps):
                 wrong.append([run.run_id, run.model, str(run.policy), str(replayed.difference)])
-    print(json.dumps({"wrong": wrong, "compared": compared, "threads": sorted(threads)}))
+    print(json.dumps({"wrong": wrong, "compared": compared, "rows": rows, "threads": sorted(threads)}))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import random_gguf
 
 import glassbox
 from glassbox import Policy, diff
@@ -191,11 +193,54 @@ def test_another_token_for_no_reason_given(run: glassbox.Run) -> None:
     assert d.first == "text" and d.stages["text"].says == "from step 3 on: 2 'b' against 0 ' '"
 
 
+def test_beam_searches(bigram: glassbox.Model, run: glassbox.Run) -> None:
+    """Settings, and the first candidate that differs; a search beside a draw; what does not say."""
+    how = dict(policy=Policy(1.5), max_tokens=4)
+    one, two = (bigram.beam_search("ab", beam=glassbox.Beam(3, returned=r), **how) for r in (1, 1))
+    d = checked(diff(one, two))
+    assert (
+        d.equal and d.stages["draw"].says == f"nothing was drawn: the same {len(one.tried)} candidates of a beam search"
+    )
+    wider = checked(diff(one, bigram.beam_search("ab", beam=glassbox.Beam(4), **how))).stages["draw"]
+    assert wider.same is False and wider.evidence["beams"] == {"width": [3, 4]}
+    assert wider.says.startswith("width 3 against 4; at step ")
+    at = next(i for i, row in enumerate(one.tried) if row.step == 2)
+    rows = list(one.tried)
+    rows[at] = replace(rows[at], score=-9.0)
+    other = checked(diff(one, replace(one, tried=tuple(rows))))
+    evidence = other.stages["draw"].evidence
+    assert other.first == "draw" and (evidence["candidate"], evidence["step"]) == (at, 2)
+    assert f"B {rows[at].id} after beam {rows[at].parent}, score -9.0, " in other.stages["draw"].says
+    drawn = checked(diff(run, one)).stages["draw"]
+    assert drawn.same is False and drawn.says == "B is of a beam search, A is not"
+    capture = captured(one, "prompt_ids", "steps", "text")
+    assert checked(diff(one, capture)).stages["draw"].same is None
+    assert checked(diff(one, captured(one, "prompt_ids", "steps", "beams"))).stages["draw"].same is True
+
+
+def test_runs_of_other_kinds_are_compared_whole(tmp_path: Path) -> None:
+    """Distributions of policies that go by more than their row of logits: a grammar, mirostat, further passes."""
+    path = random_gguf.write(tmp_path / "m.gguf", "llama", "llama", [gguf.GGMLQuantizationType.F32], tied=False)
+    model = glassbox.load(path, threads=1)
+    for policy in (
+        Policy(3.0, grammar={"regex": "[a-f]+"}), Policy(mirostat_tau=3.0), Policy(guidance_scale=1.5),
+        Policy(dola_layers="low"), Policy(penalty_alpha=0.6, top_k=4),
+    ):  # fmt: skip
+        one, other = (model.generate("abc", policy=p, seed=3, max_tokens=6) for p in (policy, Policy()))
+        assert checked(diff(one, one)).equal
+        d = checked(diff(one, other))
+        assert d.first == "policy" and not isinstance(d.stages["policy"].evidence["rows"], str)
+        with one.again() as again:
+            p, q = (again.shaped(0, again.logits(0, 0)[0], x).probs for x in (policy, Policy()))
+        row = d.stages["policy"].evidence["rows"][0]
+        assert row["total_variation"] == pytest.approx(0.5 * np.abs(p - q).sum()) and row["total_variation"] > 0
+
+
 def test_another_ending(bigram: glassbox.Model, run: glassbox.Run) -> None:
     d = checked(diff(run, bigram.generate("ab", seed=7, max_tokens=2)))
     assert d.first == "text" and d.stages["text"].says == "the same 2 tokens, then one goes on: 4 against 2"
     assert d.stages["ending"].says == "length (max_tokens 4) against length (max_tokens 2)"
-    stopped = bigram.generate("ab", seed=7, max_tokens=4, stop_ids=[run.ids[-1]])
+    stopped = bigram.generate("ab", seed=7, max_tokens=4, stop_ids=[run.ids[-1]], include_stop=True)
     d = checked(diff(run, stopped))
     assert d.first == "ending" and d.stages["ending"].says.startswith("length (max_tokens 4) against stop (stop_id ")
 

@@ -7,9 +7,12 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import numpy as np
 import pytest
+import random_gguf
 import tiny_weights
 
 import glassbox
@@ -18,7 +21,7 @@ from glassbox.cli.app import invoke
 from glassbox.errors import ParameterError, PromptError
 from glassbox.model.model import TransformerModel
 from glassbox.text.absent import NoTokenizer
-from glassbox.trace.told import interval, quoted
+from glassbox.trace.told import interval, percent, quoted
 
 SAMPLED = Policy(temperature=0.8, top_p=0.95)
 
@@ -200,6 +203,79 @@ def test_what_cannot_be_explained(bigram: glassbox.Model, tmp_path: Path) -> Non
         bare = bigram.generate("ab", max_tokens=2, store=store, retain="none")
         with pytest.raises(PromptError, match="without its ids"):
             store.load(bare.run_id).explain(0, bigram)
+
+
+# --- runs of other kinds: (policy, what the sentence must have, what the notes must have), all of it by hand ---
+
+
+@pytest.fixture(scope="module")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> glassbox.Model:
+    path = tmp_path_factory.mktemp("m") / "m.gguf"
+    return glassbox.load(random_gguf.write(path, "gemma3", "gemma3", [gguf.GGMLQuantizationType.F32], tied=False))
+
+
+def test_a_grammar_is_named_and_the_lens_does_not_know_it(random_model: glassbox.Model) -> None:
+    run = random_model.generate("abcabc", policy=Policy(grammar={"choice": ["xyz", "xaz"]}), seed=2, max_tokens=5)
+    for n, letter in enumerate(run.text):
+        e = run.explain(n)
+        assert e.proven and any("grammar ruled what was possible" in note for note in e.notes)
+        assert e.sentence.startswith(f"the model preferred {quoted(e.rival.bytes)}") or e.chosen.rank == 0
+        if letter in "xz":  # there is one way only
+            assert e.sentence.endswith("; grammar allowed nothing else") and e.draw.by == "grammar"
+        else:
+            assert e.draw.kind == "drawn" and e.ways[1].name == "grammar" and e.ways[1].alive == 2
+
+
+def test_what_changed_the_logits_says_from_where_to_where(random_model: glassbox.Model) -> None:
+    for name, policy in (("guidance", Policy(guidance_scale=2.0)), ("dola", Policy(dola_layers="low"))):
+        run = random_model.generate("abcabc", policy=policy, seed=2, max_tokens=4)
+        for n in range(4):
+            e = run.explain(n)
+            raw, final = (np.exp(x) for x in (run.steps[n].choice.logprob_raw, run.steps[n].choice.logprob_final))
+            assert (e.ways[1].chosen_before, e.ways[1].chosen) == pytest.approx((raw, final))
+            told = f"{name} took {quoted(e.chosen.bytes)} from {percent(raw)} to {percent(final)}"
+            assert told in e.sentence or (e.draw.kind == "alone" and f"{name} removed all others" in e.sentence)
+            assert f"{name} set the logits against others" in e.notes[0]
+
+
+def test_contrastive_search_says_its_score(random_model: glassbox.Model) -> None:
+    run = random_model.generate("abcabc", policy=Policy(penalty_alpha=0.6, top_k=4), seed=2, max_tokens=6)
+    for n in range(6):
+        e = run.explain(n)
+        found = re.search(r"contrastive took it, the best of 4: probability .* likeness (.*), score (.*)$", e.sentence)
+        assert found is not None
+        assert float(found[2]) == pytest.approx(0.4 * e.chosen.p - 0.6 * float(found[1]), abs=4e-3)
+
+
+def test_mirostat_says_its_bound(random_model: glassbox.Model) -> None:
+    """mu = 2 tau - eta sum (S_t - tau), S_t the surprise in bits of each token of the output as it was drawn."""
+    run = random_model.generate("abcabc", policy=Policy(mirostat_tau=2.0, mirostat_eta=0.5), seed=2, max_tokens=6)
+    for n in range(6):
+        surprises = [-s.choice.logprob_final / np.log(2) for s in run.steps[:n]]
+        mu = 4.0 - 0.5 * sum(s - 2.0 for s in surprises)
+        assert (
+            f"mirostat kept what surprises at most {mu:.3g} bits, by how the output so far did" in run.explain(n).notes
+        )
+
+
+def test_a_beam_search_drew_nothing(random_model: glassbox.Model, tmp_path: Path, capsys: Any) -> None:
+    path = str(tmp_path / "runs.db")
+    with glassbox.open_store(path) as store:
+        run = random_model.beam_search("abcabc", beam=glassbox.Beam(4), max_tokens=6, store=store)
+    total = 0.0
+    for n, step in enumerate(run.steps):
+        total += step.choice.logprob_final
+        e = run.explain(n)
+        assert e.draw.kind == "beam" and e.draw.u is None and e.draw.near is None
+        assert e.draw.score == pytest.approx(total) and e.draw.rank is not None
+        ranked = sorted((row for row in run.tried if row.step == n), key=lambda row: -row.score)
+        assert ranked[e.draw.rank].id == step.id
+        assert e.sentence.endswith(f"candidate of its step, at score {total:.4f}") and "nothing was drawn" in e.sentence
+    assert run.beams is not None and total / len(run.ids) == pytest.approx(run.beams.hypotheses[0].score)
+    assert invoke(["explain", "--at", "1", "--store", path]) == 0
+    out = capsys.readouterr().out
+    assert "draw     none: in the beam search it was the " in out and max(map(len, out.splitlines())) <= 80
+    assert replace(run, tried=()).explain(0).sentence.endswith("nothing was drawn: a beam search found it")
 
 
 def test_a_tie_is_said(bigram: glassbox.Model) -> None:

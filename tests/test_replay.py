@@ -22,7 +22,7 @@ from glassbox.events import Step
 from glassbox.policy.policy import Policy
 from glassbox.stop import Ending
 from glassbox.trace.record import Run
-from glassbox.trace.replay import COMPARED, Replayed
+from glassbox.trace.replayed import COMPARED, Replayed
 
 T = gguf.GGMLQuantizationType
 KINDS = [T.Q8_0, T.Q4_1, T.F32]
@@ -98,7 +98,7 @@ def test_unfinished_runs_come_again_as_far_as_they_came(model: Model, tmp_path: 
         assert late.finish_reason in ("time", "length") and late.replay().equal
         assert cancelled.replay(model).equal
         # As a killed process leaves it: no ending.
-        interrupted = replace(late, status="interrupted", outcome=None, steps=late.steps[:3])
+        interrupted = replace(cancelled, status="interrupted", outcome=None, steps=cancelled.steps[:3])
         assert interrupted.replay().equal and interrupted.replay().compared == 3
         nothing = replace(late, status="interrupted", outcome=None, steps=())
         assert nothing.replay().equal and nothing.replay().compared == 0

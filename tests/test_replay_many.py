@@ -34,9 +34,10 @@ def test_two_hundred_runs_come_again_in_another_process(tmp_path: Path, smollm2_
     told = child(1, "write", str(tmp_path), str(SEED))
     print(told)
     assert {f"kind {kind}" for kind in replay_runs.KINDS} | {f"model {m}" for m in replay_runs.MODELS} <= set(told)
-    assert told["prefix hits"] > 20 and told["guesses that were right"] > 5 and told["company 8"] > 20
-    assert {"ended stop", "ended length", "ended cancelled"} <= set(told)
+    assert told["prefix hits"] > 20 and told["guesses that were right"] > 5 and told["in company"] > 20
+    assert {"ended stop", "ended length", "ended cancelled", "ended error"} <= set(told)
     found = child(2, "replay", str(tmp_path))
     assert found["wrong"] == []
     assert found["compared"] == told["steps"] > 2000
+    assert found["rows"] == told["candidates of beams"] > 1000
     assert found["threads"] == ["1 -> 1", "1 -> 2"]  # the first is the table of the bigram

@@ -15,20 +15,24 @@ import pytest
 import random_gguf
 
 import glassbox
-from glassbox.errors import RunNotFound, StoreError
+from glassbox.beam import Beam
+from glassbox.errors import EmptySupport, RunNotFound, StoreError
 from glassbox.policy.policy import Policy
 from glassbox.stop import Ending
 from glassbox.trace.record import Recorder, Run
+from glassbox.trace.rows import ENDED
 from glassbox.trace.store import Store, open_store
 
 SEED = 20260513
-TABLES = ("run", "segment", "position", "ledger", "candidate")
+TABLES = ("run", "segment", "position", "ledger", "candidate", "beam")
 POLICY = Policy(temperature=0.9, top_k=30, top_p=0.95, repetition_penalty=1.1)
+GRAMMATICAL = Policy(grammar={"json_schema": {"type": "array", "items": {"enum": ["a", "bb"]}}})
 
 
 @dataclass
 class World:
-    """A closed store: a run that is whole, one of ids alone, one that was cancelled, one whose writer was killed."""
+    """A closed store: a run that is whole, one of ids alone, one that was cancelled, one whose writer was killed, one
+    in a grammar, a beam search, one that failed."""
 
     path: Path
     runs: dict[str, Run]
@@ -47,13 +51,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         model.generate("abcabc", level="ids", retain="ids", **how)
         with model.stream("ab", **how) as stream:
             next(stream)
+        model.generate("ab", **{**how, "policy": GRAMMATICAL})
+        model.generate("ab", **{**how, "policy": Policy(1.5)}, beam=Beam(2))
+        with pytest.raises(EmptySupport):
+            model.generate("ab", **{**how, "policy": Policy(allowed_ids=(5, 6), no_repeat_ngram_size=1)})
         killed = model.generate("abab", **how)
         runs = {r.id: store.load(r.id) for r in store.runs()}
     with sqlite3.connect(folder / "runs.db") as conn:  # what a kill leaves: no ending
-        ended = "finish_reason stop_kind stop_detail text cached_tokens completion_tokens queue_ns first_token_ns"
-        names = [*ended.split(), "total_ns", "reuse_why", "error", "seal"]
-        conn.execute(f"UPDATE run SET {', '.join(n + ' = NULL' for n in names)}, owner = 'x:1:1' WHERE id = ?", ("",))
-        conn.execute(f"UPDATE run SET {', '.join(n + ' = NULL' for n in names)} WHERE id = ?", (killed.run_id,))
+        nothing = ", ".join(f"{name} = NULL" for name in (*ENDED, "seal"))
+        conn.execute(f"UPDATE run SET {nothing} WHERE id = ?", (killed.run_id,))
     conn.close()
     with open_store(folder / "runs.db", readonly=True) as store:
         runs[killed.run_id] = store.load(killed.run_id)
@@ -118,7 +124,7 @@ FREE = {("run", "incomplete", "accepted"), ("run", "ledger_steps", "same")}
 
 
 def test_any_change_of_any_value_is_found(world: World, copy: Path) -> None:
-    """Each column of each table, in rows chosen at random, for each run: changed in every way its type allows."""
+    """Each column of each table, for every run, and in rows chosen at random: changed in every way its type allows."""
     print(f"seed {SEED}")
     rng = random.Random(SEED)
     conn = sqlite3.connect(copy, isolation_level=None)
@@ -131,7 +137,7 @@ def test_any_change_of_any_value_is_found(world: World, copy: Path) -> None:
         names, key = [c[1] for c in columns], [c[1] for c in columns if c[5]]
         rows = conn.execute(f"SELECT * FROM {table}").fetchall()
         for name in names:
-            for row in rng.sample(rows, 4 if table == "run" else 2):
+            for row in rows if table == "run" else rng.sample(rows, 2):
                 at = dict(zip(names, row, strict=True))
                 victim = world.runs[ids[at["n" if table == "run" else "run"]]]
                 where, those = " AND ".join(f"{k} = ?" for k in key), [at[k] for k in key]
@@ -247,6 +253,7 @@ FORGERIES: dict[str, tuple[Forgery, int | None, str]] = {
     "logprob": (step_changed(logprob_final=-0.5), 3, "logprob_final"),
     "interval": (step_changed(cdf_lo=0.0), 3, "cdf_lo"),
     "entropy": (step_changed(entropy=1.0), 3, "entropy"),
+    "where a token's text is": (step_changed(text_offset=2), 3, "text_offset"),
     "text of a token": (step_changed(text="!"), 3, "text"),
     "ledger": (less_of_the_ledger, 3, "ledger"),
     "candidate": (another_candidate, 3, "candidates"),
@@ -266,10 +273,16 @@ FORGERIES: dict[str, tuple[Forgery, int | None, str]] = {
 def test_a_replay_finds_what_digests_cannot(world: World, tmp_path: Path, what: str) -> None:
     forge, step, field = FORGERIES[what]
     original = next(r for r in world.runs.values() if r.retain == "text" and r.request.messages is not None)
-    with open_store(tmp_path / "forged.db") as store:
-        forged = forge(original)
+    assert found_by_replay(world, tmp_path, forge(original)) == (step, field)
+
+
+def found_by_replay(world: World, folder: Path, forged: Run) -> tuple[int | None, str]:
+    """The step and field that a replay names of a run which the store takes for whole."""
+    with open_store(folder / "forged.db") as store:
         recorder = Recorder(store)
         recorder.begin(forged.request, forged.provenance, forged.prompt)
+        if forged.tried:
+            recorder.beams(forged.tried)
         for s in forged.steps:
             recorder.step(s)
         assert forged.outcome is not None
@@ -279,11 +292,28 @@ def test_a_replay_finds_what_digests_cannot(world: World, tmp_path: Path, what: 
         assert store.verify() is None
         replayed = found.replay(world.model, force=True)
     assert not replayed.equal and replayed.difference is not None
-    assert (replayed.difference.step, replayed.difference.field) == (step, field), str(replayed.difference)
+    return replayed.difference.step, replayed.difference.field
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(id=7), dict(score=-0.5), dict(logprob=-0.5), dict(state="live", beam=1), dict(parent=1), dict(text="!")],
+)
+def test_a_replay_finds_a_forged_candidate(world: World, tmp_path: Path, changes: dict[str, object]) -> None:
+    run = next(r for r in world.runs.values() if r.tried)
+    at = next(i for i, row in enumerate(run.tried) if row.step == 2 and row.state == "dropped" and row.parent == 0)
+    rows = (*run.tried[:at], replace(run.tried[at], **changes), *run.tried[at + 1 :])
+    assert found_by_replay(world, tmp_path, replace(run, tried=rows)) == (2, "beam")
+
+
+def test_a_replay_finds_a_forged_grammar(world: World, tmp_path: Path) -> None:
+    run = next(r for r in world.runs.values() if r.policy.grammar)
+    forged = asked(policy=Policy(grammar={"regex": r"\[.*"}))(run)
+    assert found_by_replay(world, tmp_path, forged)[1] == "ledger"
 
 
 def test_all_of_the_world_comes_again(world: World) -> None:
-    assert len(world.runs) == 4
+    assert len(world.runs) == 7
     for run in world.runs.values():
         replayed = run.replay(world.model)
         assert replayed.equal and replayed.compared == len(run.steps), str(replayed.difference)

@@ -174,6 +174,16 @@ class Beams:
     @cached_property
     def hypotheses(self) -> tuple[Hypothesis, ...]:
         """Those that are returned, best first."""
+        return tuple(self._hypothesis(score, row) for score, row in self._ends)
+
+    @cached_property
+    def winner(self) -> tuple[BeamRow, ...]:
+        """The rows of the best hypothesis, one for each of its tokens; () where there is none."""
+        return self.path(self._ends[0][1]) if self._ends else ()
+
+    @cached_property
+    def _ends(self) -> list[tuple[float, BeamRow]]:
+        """The last row of each that is returned, with its score."""
         ends: dict[int, list[tuple[float, BeamRow]]] = defaultdict(list)
         rows = [row for row in self.rows if row.state == "finished"]
         if self.cut and self.rows:
@@ -181,7 +191,7 @@ class Beams:
         for row in rows:
             ends[row.group].append((self.beam.score(row.score, row.step + 1), row))
         kept = [pair for _, group in sorted(ends.items()) for pair in _best(group)[: self.beam.size]]
-        return tuple(self._hypothesis(score, row) for score, row in _best(kept)[: self.beam.returned])
+        return _best(kept)[: self.beam.returned]
 
     def _hypothesis(self, score: float, row: BeamRow) -> Hypothesis:
         path = self.path(row)

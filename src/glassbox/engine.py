@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from itertools import groupby
 
 import numpy as np
@@ -53,7 +53,7 @@ class Engine:
         with self.lock:
             self.waiting.append(generation)
 
-    def stream(self, generation: Generation) -> Iterator[Event]:
+    def stream(self, generation: Generation) -> Generator[Event]:
         """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it."""
         self.add(generation)
         try:
@@ -61,14 +61,12 @@ class Engine:
                 with self.lock:
                     while not generation.inbox and not generation.done:
                         self.step()
-                    events = list(generation.inbox)
-                    generation.inbox.clear()
-                if not events:
+                    event = generation.inbox.popleft() if generation.inbox else None  # the others wait to be asked for
+                if event is None:
                     return
-                for event in events:
-                    if isinstance(event, GlassboxError):
-                        raise event
-                    yield event
+                if isinstance(event, GlassboxError):
+                    raise event
+                yield event
         finally:
             self.drop(generation)
 

@@ -10,7 +10,7 @@ import typer
 from glassbox.cli.output import JsonOption, Out, StoreOption, console, load_model, open_store, print_json
 from glassbox.cli.show_text import flow, inert, padded, quoted
 from glassbox.errors import ParameterError
-from glassbox.trace.told import percent
+from glassbox.trace.told import percent, searched
 
 if TYPE_CHECKING:
     from glassbox.trace.attribution import Attribution
@@ -144,6 +144,7 @@ def _draw(out: Out, e: Explained) -> None:
     out.print()
     if d.kind != "drawn" or d.u is None:
         words = {"greedy": "none: greedy takes the best", "alone": "of one token only", "forced": "it was put there"}
+        words["beam"] = f"none: {searched(d)}"
         out.field("draw     ", words.get(d.kind, "not known"), "")
         return
     ends = [

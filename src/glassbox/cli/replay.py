@@ -8,13 +8,14 @@ import typer
 
 from glassbox.cli.output import JsonOption, StoreOption, console, load_model, open_store, print_json
 from glassbox.cli.runs import NO_RUNS, newest
+from glassbox.cli.show_text import inert
 from glassbox.errors import GlassboxError, ParameterError
 
 if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.cli.output import Out
     from glassbox.trace.record import Run
-    from glassbox.trace.replay import Replayed
+    from glassbox.trace.replayed import Replayed
 
 RunArgument = typer.Argument("last", metavar="RUN", help="A run id, the beginning of one, or last.")
 OtherModelOption = typer.Option(None, "--model", "-m", help="Instead of the model the run names.")
@@ -55,10 +56,12 @@ def replay(
 def _report(out: Out, r: Replayed) -> None:
     run = r.run
     if r.equal:
-        if not r.compared:
+        if not (r.compared or r.rows or r.failed):
             return out.field("", f"run {run.run_id} has no step to compare")
         ended = run.finish_reason if run.outcome else f"{run.status}: compared as far as it came"
-        out.field("equal    ", f"{r.compared} of {len(run.steps)} steps, every bit; {ended}", "bold green")
+        ended = f"the same error, {inert(run.error or '')}" if r.failed else ended
+        tried = f" and {r.rows:,} candidates of the beams" if r.rows else ""
+        out.field("equal    ", f"{r.compared} of {len(run.steps)} steps{tried}, every bit; {ended}", "bold green")
     elif r.difference:
         out.field("differs  ", str(r.difference), "bold red")
         if r.logprob_delta:

@@ -10,7 +10,7 @@ All ids go through the model once, in one prefill, and the pages stay: every lat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from glassbox.cache.pages import Cache
@@ -19,8 +19,11 @@ from glassbox.errors import ParameterError, PromptError
 from glassbox.model.execute import CHUNK
 from glassbox.model.intervene import digest
 from glassbox.model.model import AnyModel, check_ids, forward
+from glassbox.passes import Passes, passes_for
+from glassbox.policy.grammar import Grammar
+from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.policy import Policy, Shaped
-from glassbox.policy.step import whole
+from glassbox.policy.step import Views, whole
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.trace.record import Run
 from glassbox.types import F32
@@ -72,6 +75,8 @@ class Again:
         self.ids = (*run.prompt_ids, *run.ids)
         check_ids(opened.model, self.ids, 0)
         self._cache: Cache = opened.model.new_cache()
+        self._guides: dict[Grammar, Guide] = {}
+        self._passes: tuple[Policy, int, Passes] | None = None  # and the step they were last asked at
         self._prefixes = opened.engine.prefixes if keep else None
         self._key = SALT, digest(run.request.interventions)
         if self._prefixes is not None:
@@ -89,6 +94,7 @@ class Again:
             if self._prefixes is not None:
                 self._prefixes.insert(self._cache, self.ids, *self._key)
             self._cache.release()
+            self._forget()
 
     def position(self, step: int) -> int:
         """Of the id whose row of logits chose the token of this step: the one before it. Raises ParameterError."""
@@ -110,6 +116,11 @@ class Again:
         for first in range(0, n, CHUNK):
             yield from self.logits(first, min(first + CHUNK, n) - 1)
 
+    def prompt_logits(self, first: int, end: int) -> F32:
+        """float32 [n, V]: the rows of the prompt's positions first … end - 1, each about the id behind it."""
+        with self.opened.engine.lock, self._fork(first) as cache:
+            return self._forward(self.ids[first:end], cache, rows="all")[0]
+
     def observe(self, step: int, points: Iterable[str]) -> dict[str, F32]:
         """The inner values at the position of this step, each [1, …] as in points.py. Raises UnknownPoint."""
         return self.inside(step, points)[1]
@@ -122,12 +133,56 @@ class Again:
         with self.opened.engine.lock, self._fork(begin) as cache:
             return self._forward(self.ids[begin : at + 1], cache, observe=points)
 
+    def after(self) -> F32:
+        """float32 [V]: the row behind all ids, of which no token came; what a run that failed met."""
+        with self.opened.engine.lock, self._fork(len(self.ids) - 1) as cache:
+            row: F32 = self._forward(self.ids[-1:], cache)[0][0]
+            return row
+
+    @contextmanager
+    def before(self, step: int) -> Iterator[Cache]:
+        """A cache of the ids before the token of this step (one more than there are: of all), while the engine is held.
+        It may be forked; nothing is to be written to it."""
+        with self.opened.engine.lock, self._fork(len(self.run.prompt_ids) + step) as cache:
+            yield cache
+
     def shaped(self, step: int, logits: F32, policy: Policy | None = None) -> Shaped:
-        """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history."""
+        """What the run's policy, or another, makes of the row of logits [V] of this step, with the run's history.
+
+        Whatever a policy goes by is there: the parser of its grammar, how likely each token was as it was drawn, and
+        further passes of the model. Raises ParameterError, GrammarError where the output so far is not of its grammar.
+        """
+        self.position(step)
         r = self.run.request
         own, seed = r.under(step)
-        prompt, output = self.run.prompt_ids, self.run.ids[:step]
-        return (policy or own).shape(logits, prompt, output, seed=seed, sequence=r.sequence)
+        used = policy or own
+        with self.before(step) if used.needs else nullcontext() as cache:
+            return used.shape(
+                logits, self.run.prompt_ids, self.run.ids[:step], seed=seed, sequence=r.sequence,
+                guide=self._guide(used.grammar), views=None if cache is None else self._views(step, used, cache),
+                logprobs=[s.choice.logprob_final for s in self.run.steps[:step]],
+            )  # fmt: skip
+
+    def _guide(self, grammar: Grammar | None) -> Guide | None:
+        if grammar is not None and grammar not in self._guides:
+            self._guides[grammar] = compiled(grammar, self.opened.tokenizer.vocab, self.opened.tokenizer.eos_ids)
+        return None if grammar is None else self._guides[grammar]
+
+    def _views(self, step: int, policy: Policy, cache: Cache) -> Views:
+        """Passes go forward only: for an earlier step, or another policy, there are new ones."""
+        if self._passes is None or self._passes[0] != policy or self._passes[1] >= step:
+            self._forget()
+            passes = passes_for(self.opened.model, policy, self.run.prompt_ids, self.run.request.interventions)
+            assert passes is not None
+        else:
+            passes = self._passes[2]
+        self._passes = policy, step, passes
+        return passes.views(self.ids[: cache.length], cache)
+
+    def _forget(self) -> None:
+        if self._passes is not None:
+            self._passes[2].release()
+            self._passes = None
 
     def _fork(self, length: int) -> AbstractContextManager[Cache]:
         """A cache of the first `length` ids, computed where they are not yet. Windowed pages are never given back.

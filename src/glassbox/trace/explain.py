@@ -12,6 +12,7 @@ from itertools import groupby
 
 import numpy as np
 
+from glassbox.beam import Beams
 from glassbox.choose import choose
 from glassbox.events import Step
 from glassbox.generation import logits_hash
@@ -113,6 +114,8 @@ def _ways(shaped: Shaped, chosen: int, rival: int) -> tuple[Way, ...]:
 
 def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     c, (below, above) = made.choice, _beside(shaped, made.id)
+    if run.beams:
+        return _searched(run.beams, made)
     seed, sequence, position = c.counter or (run.request.under(made.step)[1], run.request.sequence, made.position)
     again = choose(shaped, seed=seed, sequence=sequence, position=position)
     by = None
@@ -125,6 +128,15 @@ def _draw(run: Run, made: Step, shaped: Shaped, proven: bool) -> Drawn:
     else:
         return Drawn("drawn", c.u, c.cdf_lo, c.cdf_hi, below, above, by, c.ties)
     return Drawn(kind, c.u, c.cdf_lo, c.cdf_hi, None, None, by, c.ties)
+
+
+def _searched(beams: Beams, made: Step) -> Drawn:
+    """Its row in the tree of the search, where that was kept whole."""
+    way, c = beams.winner, made.choice
+    if made.step >= len(way) or way[made.step].id != made.id:
+        return Drawn("beam", None, c.cdf_lo, c.cdf_hi, None, None, None, c.ties)
+    row = way[made.step]
+    return Drawn("beam", None, c.cdf_lo, c.cdf_hi, None, None, None, c.ties, row.rank, row.score)
 
 
 def _beside(shaped: Shaped, chosen: int) -> tuple[int | None, int | None]:

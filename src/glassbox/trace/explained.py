@@ -63,7 +63,8 @@ class Way:
 class Drawn:
     """How the choice fell. Of two numbers on the line from 0 to 1, which the tokens share in descending probability."""
 
-    kind: str  # "drawn" | "greedy" | "alone": one token was left | "forced": put there, not drawn | "unknown"
+    # "drawn" | "greedy" | "alone": one token was left | "beam": searched | "forced": put there, not drawn | "unknown"
+    kind: str
     u: float | None
     lo: float
     hi: float
@@ -71,6 +72,8 @@ class Drawn:
     above: int | None  # and one at `hi`
     by: str | None  # alone: the policy step that left nothing else
     ties: int
+    rank: int | None = None  # beam: among the candidates of its step, best first
+    score: float | None = None  # beam: as BeamRow has it, with this token
 
     @property
     def nearest(self) -> tuple[float, int] | None:

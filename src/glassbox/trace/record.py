@@ -33,7 +33,7 @@ from glassbox.types import F32
 if TYPE_CHECKING:
     from glassbox.trace.again import Again, Opened
     from glassbox.trace.explained import Explained
-    from glassbox.trace.replay import Replayed
+    from glassbox.trace.replayed import Replayed
     from glassbox.trace.store import Store
     from glassbox.trace.whatif import WhatIf
 

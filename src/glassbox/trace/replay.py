@@ -1,98 +1,30 @@
 """A recorded run made again from its trace alone, and compared.
 
 In: a run and its model. Out: a `Replayed`: that every step came again, or the first that did not, by how much, and the
-likely cause. The recorded ids go through the model in one prefill, since that gives each step the logits that a pass of
-its own would; every row then goes through the run's own state machine (generation.py), with its policy, draw,
-detokenizer, stops and limits. Nothing of what earlier prompts left in the cache is used.
+likely cause. What is made again comes from the run's own state machine (remake.py), with its policy, draw or beam
+search, detokenizer, stops and limits; and where it failed, the same error.
 But: threads, speculation, reuse and company are left out, for they change no bit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from itertools import groupby, zip_longest
 from typing import Any
 
 import numpy as np
 
-from glassbox.errors import GlassboxError
+from glassbox.beam import BeamRow
+from glassbox.errors import GlassboxError, OutOfMemory
 from glassbox.events import Step
-from glassbox.generation import Generation
 from glassbox.trace.again import Again, Opened
-from glassbox.trace.jsonable import step_to_dict
+from glassbox.trace.jsonable import finite, step_to_dict
 from glassbox.trace.mismatch import HARMLESS, Mismatch, mismatches, prompt_mismatches, refusal
 from glassbox.trace.record import Run
-from glassbox.types import F32, Sums
-
-ROWS = 64  # of logits held at once
-# What is compared of a step, in the order it comes about, and what it hints at where nothing else is known.
-COMPARED: Mapping[str, str] = {
-    "logits_hash": "the arithmetic, or the weights", "entropy": "the policy's sums", "ledger": "the policy",
-    "u": "the seed, the sequence or the position", "id": "the policy, or the draw", "cdf_lo": "the policy",
-    "cdf_hi": "the policy", "logprob_raw": "the policy's sums", "logprob_final": "the policy",
-    "rank_raw": "the policy's sums", "ties": "the policy", "candidates": "the policy", "bytes": "the tokenizer",
-    "text": "the tokenizer, or the stop strings",
-}  # fmt: skip
-OUTSIDE = ("time", "cancelled")  # endings that come from without: up to there is compared
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first thing that did not come again. `step` is None for the ending, which has finish reason and text."""
-
-    step: int | None
-    field: str  # a key of COMPARED; of the ending "stop_reason", "text"
-    recorded: Any
-    replayed: Any
-    hint: str
-
-    def __str__(self) -> str:
-        where = "the ending" if self.step is None else f"step {self.step}"
-        return f"{where}: {self.field} was {_short(self.recorded)}, and is {_short(self.replayed)}"
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What a replay found."""
-
-    run: Run
-    compared: int  # steps
-    mismatches: tuple[Mismatch, ...]  # of what it was made with; none, or the replay was forced
-    difference: Difference | None
-    diverged: int | None  # the first step with another id; nothing behind it is compared
-    logprob_delta: float  # the largest |Δ| of the logprobs that were recorded, in nats; inf: of one that is not finite
-    logit_delta: float  # the same of the recorded candidates' logits; 0 at level ids
-
-    @property
-    def equal(self) -> bool:
-        """Whether it is the same run: every step, the ending, and the prompt that its text gives."""
-        return self.difference is None and all(m.field != "prompt" for m in self.mismatches)
-
-    @property
-    def causes(self) -> tuple[str, ...]:
-        """Why it is not equal: what it was made with and is not here; else what the field that differs hints at."""
-        if self.equal:
-            return ()
-        known = tuple(map(str, self.mismatches))
-        return known or ((self.difference.hint,) if self.difference else ())
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `glassbox replay --json` prints."""
-        d = self.difference
-        first = d and {"step": d.step, "field": d.field, "recorded": d.recorded, "replayed": d.replayed}
-        return {
-            "run_id": self.run.run_id,
-            "equal": self.equal,
-            "steps": len(self.run.steps),
-            "compared": self.compared,
-            "difference": first,
-            "causes": list(self.causes),
-            "mismatches": [{"field": m.field, "recorded": m.recorded, "found": m.found} for m in self.mismatches],
-            "diverged": self.diverged,
-            "logprob_delta": _finite(self.logprob_delta),
-            "logit_delta": _finite(self.logit_delta),
-        }
+from glassbox.trace.remake import OUTSIDE, Search, Sequence, failed
+from glassbox.trace.replayed import COMPARED, Difference, Replayed
+from glassbox.types import F32
 
 
 def replay(run: Run, opened: Opened, *, force: bool = False) -> Replayed:
@@ -105,59 +37,87 @@ def replay(run: Run, opened: Opened, *, force: bool = False) -> Replayed:
     grave = [m for m in found if m.field not in HARMLESS]
     if grave and not force:
         raise refusal(run, grave[0])
-    r = run.request
-    r.policy.for_model(opened.model.vocab_size, opened.tokenizer.eos_ids)
+    run.request.policy.for_model(opened.model.vocab_size, opened.tokenizer.eos_ids)
     with Again(run, opened) as again:
-        generation = Generation(r, opened.tokenizer, opened.model.new_cache(), opened.model.context)
-        return _Comparison(run, generation).made(_rows(again, run), found)
-
-
-def _rows(again: Again, run: Run) -> Iterator[tuple[F32, Sums]]:
-    """The logits [V] of each step, with the sums the engine takes of them."""
-    model = again.opened.model
-    for first in range(0, len(run.steps), ROWS):
-        rows = again.logits(first, min(first + ROWS, len(run.steps)) - 1)
-        with again.opened.engine.lock:
-            sums = model.sum_rows(rows, [run.request.under(first + i)[0].betas for i in range(len(rows))])
-        yield from zip(rows, sums, strict=True)
+        made = Search(again) if run.request.beam else Sequence(again)
+        return _Comparison(again, made).made(found)
 
 
 class _Comparison:
-    """A run beside its generation, made again step by step."""
+    """A run beside what is made of it again."""
 
-    def __init__(self, run: Run, generation: Generation) -> None:
-        self.run, self.generation = run, generation
+    def __init__(self, again: Again, remade: Search | Sequence) -> None:
+        self.again, self.run, self.remade = again, again.run, remade
+        self.tried = {step: tuple(rows) for step, rows in groupby(self.run.tried, key=lambda row: row.step)}
+        self.compared = self.rows = 0
         self.first: Difference | None = None
         self.diverged: int | None = None
+        self.failed = False
         self.logprob_delta = self.logit_delta = 0.0
 
-    def made(self, rows: Iterator[tuple[F32, Sums]], found: tuple[Mismatch, ...]) -> Replayed:
-        compared = 0
-        for recorded, (row, sums) in zip(self.run.steps, rows, strict=False):
-            if self.generation.done or self.diverged is not None:
-                break
-            self._step(recorded, row, sums)
-            compared += 1
-        if self.diverged is None and self.first is None:
-            self._ending(compared)
-        return Replayed(self.run, compared, found, self.first, self.diverged, self.logprob_delta, self.logit_delta)
-
-    def _step(self, recorded: Step, row: F32, sums: Sums) -> None:
-        self.generation.force = recorded.id if self.run.request.forced(recorded.step) else None
+    def made(self, found: tuple[Mismatch, ...]) -> Replayed:
         try:
-            step = self.generation.advance(row, 0, sums=sums)
+            with closing(self.remade.events()) as events:
+                for event in events:
+                    if isinstance(event, list):
+                        self._prompt(event)
+                    elif isinstance(event, tuple):
+                        self._candidates(event)
+                    else:
+                        self._step(event)
+                    if self.diverged is not None:
+                        break
+                else:
+                    self._ending()
+        except OutOfMemory:
+            raise
         except GlassboxError as e:  # a policy that leaves no token, logits that are no numbers
-            self._differs(recorded.step, "id", recorded.id, f"{type(e).__name__}: {e}", "the policy, or the weights")
-            self.diverged = recorded.step
+            self._error(e)
+        return Replayed(
+            self.run, self.compared, found, self.first, self.diverged, self.logprob_delta, self.logit_delta, self.rows,
+            self.failed,
+        )  # fmt: skip
+
+    def _prompt(self, made: list[float | None]) -> None:
+        for token in self.run.prompt:
+            if token.logprob != made[token.position]:
+                was, now = ({"position": token.position, "logprob": p} for p in (token.logprob, made[token.position]))
+                return self._differs(None, "prompt_logprobs", was, now, "the arithmetic, or the weights")
+        return None
+
+    def _candidates(self, made: tuple[BeamRow, ...]) -> None:
+        """One step of a beam search: each candidate, whom it continues, its score, and what became of it."""
+        step, was = made[0].step, self.tried.pop(made[0].step, ())
+        if not was and self.run.problem:  # rows were lost
             return
-        if step.logits_hash != recorded.logits_hash:
-            self._measure(recorded, row)
-        was, now = step_to_dict(self.run, recorded), step_to_dict(self.run, step)
+        for a, b in zip_longest(*([_candidate(self.run, row) for row in rows] for rows in (was, made))):
+            self.rows += a is not None
+            if a == b:
+                continue
+            x, y = ({k: d[k] for k in d if k == "rank" or not a or not b or a[k] != b[k]} for d in (a or {}, b or {}))
+            self._differs(step, "beam", x or None, y or None, "the policy, or the sums")
+            if not a or not b or any(a[k] != b[k] for k in ("id", "parent", "beam")):
+                self.diverged = step
+                return
+
+    def _step(self, made: Step) -> None:
+        if self.compared == len(self.run.steps):
+            if not self.run.problem and (self.run.outcome is not None or failed(self.run)):
+                ended = self.run.error or f"nothing: it ended by {self.run.stop_reason}"
+                self._differs(made.step, "id", ended, made.id, "the policy, or the weights")
+                self.diverged = made.step
+            return
+        recorded = self.run.steps[self.compared]
+        self.compared += 1
+        if made.logits_hash != recorded.logits_hash:
+            self._measure(recorded, self.again.logits(recorded.step, recorded.step)[0])
+        was, now = step_to_dict(self.run, recorded), step_to_dict(self.run, made)
         for name, hint in COMPARED.items():
             kept = self.run.level == "look" or name not in ("ledger", "candidates")
+            kept &= name != "text_offset" or was[name] is not None  # older runs have none
             if kept and was[name] != now[name]:
                 self._differs(recorded.step, name, *_narrowed(name, was[name], now[name]), hint)
-        if step.id != recorded.id:
+        if made.id != recorded.id:
             self.diverged = recorded.step
 
     def _measure(self, recorded: Step, row: F32) -> None:
@@ -171,13 +131,32 @@ class _Comparison:
                 self.logit_delta = max(self.logit_delta, _apart(c.logit, float(row[c.id])))
         self.logprob_delta = max(self.logprob_delta, *(_apart(a, b) for a, b in pairs))
 
-    def _ending(self, compared: int) -> None:
-        run, generation = self.run, self.generation
-        if compared < len(run.steps):
-            assert generation.outcome is not None
-            stop = generation.outcome.ending.stop_reason
-            hint = "stops, limits, or the tokenizer"
-            return self._differs(compared, "id", run.steps[compared].id, f"nothing: it ended by {stop}", hint)
+    def _error(self, e: GlassboxError) -> None:
+        """Of a run that failed the same is right: at the same step, in the same words, behind the same ledger."""
+        run, at, name = self.run, self.compared, type(e).__name__
+        if at < len(run.steps) or not failed(run):
+            was = run.steps[at].id if at < len(run.steps) else f"nothing: it ended by {run.stop_reason}"
+            self._differs(at, "id", was, f"{name}: {e}", "the policy, or the weights")
+            self.diverged = at
+            return
+        was, now = (finite([r.to_dict() for r in rows]) for rows in (run.failed, getattr(e, "ledger", ())))
+        if run.error not in (name, f"{name}: {e}"):
+            self._differs(at, "error", run.error, f"{name}: {e}", "the policy, or the weights")
+        elif run.level == "look" and was != now:
+            self._differs(at, "ledger", *_narrowed("ledger", was, now), COMPARED["ledger"])
+        else:
+            self.failed = True
+
+    def _ending(self) -> None:
+        run, generation, compared = self.run, self.remade.generation, self.compared
+        hint = "stops, limits, or the tokenizer"
+        if compared < len(run.steps) or failed(run):
+            was = run.steps[compared].id if compared < len(run.steps) else run.error
+            stop = generation.outcome.ending.stop_reason if generation.outcome else None
+            return self._differs(compared, "id", was, f"nothing: it ended by {stop}", hint)
+        if self.tried:
+            step, rows = next(iter(self.tried.items()))
+            return self._differs(step, "beam", f"{len(rows)} rows", "0 rows", hint)
         if run.outcome is None or run.outcome.usage.completion_tokens != compared:  # not ended, or rows were lost
             return None
         if run.outcome.ending.kind in OUTSIDE:
@@ -185,13 +164,19 @@ class _Comparison:
         made = generation.outcome
         ended = made.ending.stop_reason if made else None
         if ended != run.stop_reason:
-            self._differs(None, "stop_reason", run.stop_reason, ended, "stops, limits, or the tokenizer")
+            self._differs(None, "stop_reason", run.stop_reason, ended, hint)
         elif made and run.retain == "text" and made.text != run.text:
             self._differs(None, "text", run.text, made.text, COMPARED["text"])
         return None
 
     def _differs(self, step: int | None, field: str, recorded: Any, replayed: Any, hint: str) -> None:
         self.first = self.first or Difference(step, field, recorded, replayed, hint)
+
+
+def _candidate(run: Run, row: BeamRow) -> dict[str, Any]:
+    """As far as the run kept it."""
+    kept: dict[str, Any] = finite(row.to_dict())
+    return kept if run.retain == "text" else {k: kept[k] for k in kept if k not in ("bytes", "text")}
 
 
 def _narrowed(name: str, was: Any, now: Any) -> tuple[Any, Any]:
@@ -210,12 +195,3 @@ def _apart(a: float | None, b: float) -> float:
     if a is None or math.isnan(a) or math.isnan(b):
         return math.inf
     return 0.0 if a == b else abs(a - b)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:119] + "…"

@@ -6,6 +6,7 @@ In: a pair of runs. Out: for each stage a `Found`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 from glassbox.errors import GlassboxError
@@ -17,6 +18,7 @@ from glassbox.trace.stage import Found, changed, many, named, unknown
 from glassbox.trace.told import interval
 
 SHOWN = 60  # characters of a parameter's value
+MADE = ("rule", "hypotheses", "rows")  # of a beam search what it found; the rest was asked
 
 
 def policy(pair: Pair) -> Found:
@@ -99,6 +101,10 @@ def _removed(step: Mapping[str, Any]) -> dict[int, str]:
 
 
 def draw(pair: Pair) -> Found:
+    """Of numbers that were drawn; or of the beam searches that ran instead."""
+    if any(pair.both("beams")):
+        silent = [side.name for side in pair.sides if "beams" not in side.data]
+        return unknown(f"{silent[0]} does not say whether it was searched") if silent else _search(*pair.both("beams"))
     steps = list(zip(pair.a.steps, pair.b.steps, strict=False))[: pair.aligned]
     seeds, us = pair.both("seed"), [(x.get("u"), y.get("u")) for x, y in steps]
     evidence: dict[str, Any] = {"seeds": list(seeds), "u": us}
@@ -113,6 +119,37 @@ def draw(pair: Pair) -> Found:
     evidence |= {"step": at, "interval": [[s.get("cdf_lo"), s.get("cdf_hi")] for s in steps[at]]}
     told = [_drawn(step) for step in steps[at]]
     return Found(False, f"at step {at} {_why_other_draw(pair, at)}: A {told[0]}, B {told[1]}", evidence)
+
+
+def _search(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Found:
+    """What was asked of both searches, then their candidates in order."""
+    if not one or not other:
+        return Found(False, f"{'A' if one else 'B'} is of a beam search, {'B' if one else 'A'} is not")
+    asked = changed(*({k: v for k, v in b.items() if k not in MADE} for b in (one, other)))
+    evidence: dict[str, Any] = {"beams": asked}
+    rows = [b.get("rows") for b in (one, other)]
+    if not asked and None in rows:
+        return unknown("the candidates of the beam searches are not known", evidence)
+    pairs = enumerate(zip_longest(*(r or () for r in rows)))
+    at, both = next(((i, pair) for i, pair in pairs if pair[0] != pair[1]), (None, None))
+    told = ""
+    if both is not None:
+        step = next(row.get("step") for row in both if row)
+        evidence |= {"candidate": at, "step": step, "rows": list(both)}
+        told = f"at step {step} A has {_candidate(both[0])}, B {_candidate(both[1])}"
+    words = [f"{k} {_short(a)} against {_short(b)}" for k, (a, b) in asked.items()]
+    if words or told:
+        return Found(False, "; ".join(filter(None, [", ".join(words), told])), evidence)
+    return Found(
+        True, f"nothing was drawn: the same {many(len(rows[0] or ()), 'candidate')} of a beam search", evidence
+    )
+
+
+def _candidate(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "no such candidate"
+    parent = "the prompt" if row.get("parent") is None else f"beam {row['parent']}"
+    return _short(f"{row.get('id')} after {parent}, score {row.get('score')}, {row.get('state')}")
 
 
 def _drawn(step: Mapping[str, Any]) -> str:

@@ -8,13 +8,14 @@ But: it computes nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from glassbox.trace.explained import Explained, Token, Way
+    from glassbox.trace.explained import Drawn, Explained, Token, Way
 
 NEAR = 0.01  # a draw so close to another token's interval is worth a word
+REMAKING = ("guidance", "dola")  # they set the logits against others, so what they change is not only who is left
 RULING = ("forced_ids", "allowed_ids", "grammar")  # they say what is possible, whatever the model prefers
 
 
@@ -53,9 +54,11 @@ def _policy(e: Explained) -> list[str]:
         if way.name in ("greedy", e.draw.by):  # what it did, the choice tells
             continue
         said += [f"{way.name} removed {_name(e.rival if who == 'rival' else e.chosen)}" for who in way.removed]
+        if way.name in REMAKING:
+            said.append(f"{way.name} took {_name(e.chosen)} from {percent(way.chosen_before)} to {percent(way.chosen)}")
     before = e.ways[0]
     for way in e.ways[1:]:
-        if before.best != e.chosen.id == way.best and not way.removed:
+        if before.best != e.chosen.id == way.best and not way.removed and way.name not in REMAKING:
             said.append(f"{way.name} put {_name(e.chosen)} first, at {percent(way.chosen)}")
         before = way
     return said
@@ -70,12 +73,30 @@ def _choice(e: Explained) -> str:
     if d.kind == "greedy":
         tied = f", of {d.ties + 1} tied the lowest id" if d.ties else ""
         return f"greedy took the best{' that was left' if _ruled(e.ways) else ''}{tied}"
+    if d.kind == "beam":
+        return f"nothing was drawn: {searched(d)}"
+    if d.kind == "alone" and d.by == "contrastive":
+        return _contrasted(e)
     if d.kind == "alone":
         return f"{d.by} allowed nothing else" if d.by in RULING else f"{d.by} removed all others"
     assert d.u is not None
     gap, other = d.nearest or (1.0, e.chosen.id)
     near = f", {gap:.1g} from {_named(e, other)}" if gap < NEAR else ""
     return f"the draw {interval(d.u, d.lo, d.hi)}{near}"
+
+
+def searched(d: Drawn) -> str:
+    """How a beam search came to a token of its best hypothesis."""
+    if d.rank is None or d.score is None:
+        return "a beam search found it"
+    return f"in the beam search it was the {_nth(d.rank)} candidate of its step, at score {d.score:.4f}"
+
+
+def _contrasted(e: Explained) -> str:
+    before, way = next((a, b) for a, b in pairwise(e.ways) if b.name == "contrastive")
+    p, alike, score, k = (way.params[name] for name in ("p", "similarity", "score", "top_k"))
+    among = f"the best of {min(int(k), before.alive)}"
+    return f"contrastive took it, {among}: probability {percent(p)} against likeness {alike:.2f}, score {score:.4f}"
 
 
 def _ruled(ways: tuple[Way, ...]) -> bool:
@@ -89,6 +110,14 @@ def _notes(e: Explained) -> list[str]:
     ruled = [way.name for way in e.ways[1:] if way.name in RULING and way.alive < e.ways[0].alive]
     if ruled:
         notes.append(f"{', '.join(ruled)} ruled what was possible; the lens shows what the model would have preferred")
+    remade = [way.name for way in e.ways[1:] if way.name in REMAKING]
+    if remade:
+        notes.append(f"{', '.join(remade)} set the logits against others; what is shown of layers is without that")
+    notes += [
+        f"mirostat kept what surprises at most {way.params['mu']:.3g} bits, by how the output so far did"
+        for way in e.ways[1:]
+        if way.name == "mirostat"
+    ]
     if e.attribution and e.attribution.capped:
         notes.append(f"the parts sum to the logits before the cap of {e.attribution.capped:g}, which comes after them")
     if not e.layers:
@@ -131,7 +160,7 @@ def _named(e: Explained, token: int) -> str:
 
 
 def _nth(rank: int) -> str:
-    """Rank 1 is the second choice."""
+    """Rank 1 is the 2nd."""
     n = rank + 1
     tail = "th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n:,}{tail}"
