@@ -22,7 +22,9 @@ from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
-_MOST_KEPT = 0.25  # of the weight beside the best: with so much left, a difference of sums is as good as a new one
+_MOST_KEPT = 0.0625  # of the weight beside the best: with so much left, a difference loses four bits of 53
+_MOST_MOVED = 30.0  # nats that the best may move: beyond, sums are made anew
+_NOTHING: F64 = np.empty(0)
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -117,12 +119,13 @@ class Distribution:
             return replace(self, notes={"changed": 0}, base=None)
         logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
         logits[positions] = scaled
-        ids = self.ids
-        sums = None if self.beta != 1.0 or self.ranking.is_sorted else self._updated(positions, scaled)
+        ids, top = self.ids, int(logits.argmax())
+        plain = self.beta == 1.0 and not self.ranking.is_sorted and bool(np.isfinite(scaled).all())
+        sums = self._updated(positions, scaled, top, float(logits[top])) if plain else None
         if sums is not None:
             ranking = self.ranking.rewritten(logits, positions)
             return Distribution(
-                self.vocab, ids, logits, self.top, self.shift, 1.0, *sums[1.0], ranking, sums=sums,
+                self.vocab, ids, logits, top, float(logits[top]), 1.0, *sums[1.0], ranking, sums=sums,
                 notes={"changed": changed},
             )  # fmt: skip
         if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
@@ -145,31 +148,37 @@ class Distribution:
             return self
         stay = np.ones(self.size, dtype=np.bool_)
         stay[gone] = False
-        sums = self._updated(gone, None)
+        logits = self.logits[stay]
+        at = int(logits.argmax()) if len(logits) else 0
+        kept = np.flatnonzero(stay)
+        sums = self._updated(gone, _NOTHING, int(kept[at]), float(logits[at])) if len(logits) else None
         if sums is None:
-            return self.narrowed(np.flatnonzero(stay))
-        logits, ids = self.logits[stay], np.flatnonzero(stay) if self.ids is None else self.ids[stay]
-        top = self.top - int(np.searchsorted(gone, self.top))
+            return self.narrowed(kept)
         return Distribution(
-            self.vocab, ids, logits, top, self.shift, self.beta, *sums[self.beta], self.ranking.without(logits, gone),
-            sums=sums, parent=self, gone=gone,
+            self.vocab, self.ids_at(kept), logits, at, float(logits[at]), self.beta, *sums[self.beta],
+            self.ranking.without(logits, gone), sums=sums, parent=self, gone=gone,
         )  # fmt: skip
 
-    def _updated(self, positions: I64, scaled: F32 | F64 | None) -> Sums | None:
-        """The sums there are with these logits at these positions (None: with nothing there). None where that would
-        lose digits: the best is among them or would be, or little of the other weight is left."""
-        if np.any(positions == self.top) or (scaled is not None and not np.all(np.isfinite(scaled))):
-            return None
-        old = self.logits[positions].astype(np.float64) - self.shift
-        new = None if scaled is None else scaled.astype(np.float64) - self.shift
-        if new is not None and np.any(new >= 0.0):
-            return None
+    def _updated(self, positions: I64, scaled: F32 | F64, top: int, shift: float) -> Sums | None:
+        """The sums there are with these logits at these positions (none: with nothing there), and the best then at
+        `top`, with the logit `shift`. None where a difference would lose digits: little of the other weight is left."""
+        stays, was, rise = top == self.top, positions == self.top, shift - self.shift
+        old = self.logits[positions[~was]].astype(np.float64) - self.shift  # the best is in neither sum
+        new = scaled[positions != top] if len(scaled) else scaled
+        new = new.astype(np.float64) - self.shift
+        if not stays and not np.any(positions == top):
+            old = np.append(old, rise)
+        if not stays and not was.any():
+            new = np.append(new, 0.0)
         found: Sums = {}
         for beta, (rest, weighted_z) in {**self.sums, self.beta: (self.rest, self.weighted_z)}.items():
-            less, more = _weighed(old * beta), _weighed(new * beta) if new is not None else (0.0, 0.0)
-            left = rest - less[0] + more[0]
+            if abs(rise * beta) > _MOST_MOVED:
+                continue
+            less, more = _weighed(old * beta), _weighed(new * beta)
+            left, left_z = rest - less[0] + more[0], weighted_z - less[1] + more[1]
             if left > _MOST_KEPT * rest:
-                found[beta] = left, weighted_z - less[1] + more[1]
+                scale = math.exp(-rise * beta)  # w = e**(z + rise * beta) on the old scale
+                found[beta] = left * scale, (left_z - rise * beta * left) * scale
         return found if self.beta in found else None
 
     @property
