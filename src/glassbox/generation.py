@@ -157,6 +157,7 @@ class Generation:
         self.request, self.cache, self.passes = request, cache, passes
         self._context = context - (passes.longer if passes else 0)
         self.ids = list(prompt)  # prompt and output
+        self._output: list[int] = []  # the latter once more, for the steps that look back
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
         self.reused: Reuse | None = None
@@ -251,10 +252,10 @@ class Generation:
 
     def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
         """What the policy makes of a row of logits [V] about the next id."""
-        r, n = self.request, len(self.request.encoding.ids)
+        r = self.request
         views = self.passes.views(self.ids, self.cache) if self.passes else None
         return r.policy.shape(
-            logits, self._prompt, self.ids[n:], sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide,
+            logits, self._prompt, self._output, sums=sums, seed=r.seed, sequence=r.sequence, guide=self._guide,
             logprobs=self._logprobs, views=views,
         )  # fmt: skip
 
@@ -262,6 +263,7 @@ class Generation:
         """Go on by the id that was chosen. begin: when the work on these logits began."""
         chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
+        self._output.append(choice.id)
         self._logprobs.append(choice.logprob_final)
         self.steps += 1
         text, ending, offset = self._show(choice.id)
@@ -312,12 +314,13 @@ class Generation:
         """Whether the grammar allows no more. One that min_tokens forbids to end goes on, into an EmptySupport."""
         if self._guide is None or self.steps < self.request.policy.min_tokens:
             return False
-        return self._guide.finished(self.ids[len(self.request.encoding.ids) :])
+        return self._guide.finished(self._output)
 
     def fork(self) -> Generation:
         """Another sequence with the same past. Only the cache is still this one's."""
         twin = copy.copy(self)
-        twin.ids, twin._text, twin._logprobs = list(self.ids), list(self._text), list(self._logprobs)
+        twin.ids, twin._output = list(self.ids), list(self._output)
+        twin._text, twin._logprobs = list(self._text), list(self._logprobs)
         twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
         return twin
 
