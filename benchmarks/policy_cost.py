@@ -1,25 +1,31 @@
 """What policy, ledger, choice and candidates cost beside a token: the least of many repetitions, in milliseconds.
 
-    python benchmarks/policy_cost.py [MS of a token, 14.0]
+    python benchmarks/policy_cost.py [--rows N] [--smollm2 MS of a token, 14] [--gemma3 MS of a token, 27]
 
-In: random logits of a language model's spread, of two vocabularies; a prompt of 500 ids and an output of 500. Out: a
-line a policy, with the share of a token's time. But: no model runs; how long a token takes is said by the caller.
+In: the logits of two models after each of the last N ids of a text of 600 (half of those before are the prompt, half
+the output), and random ones, which are much flatter. Out: a line a policy: the sums of the row by the team; steps,
+ledger, choice, candidates and hash; both, as a share of a token's time, which the caller says. Of the model's rows the
+mean of each one's least time. But: no pass of a model is measured.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+import glassbox
 from glassbox.choose import choose
 from glassbox.generation import CANDIDATES, logits_hash
 from glassbox.model.kernels.build import load
 from glassbox.model.sums import sum_rows
 from glassbox.model.threads import Team, thread_count
 from glassbox.policy.policy import Policy
+from glassbox.types import Sums
 
 POLICIES: Mapping[str, Policy] = {
     "nothing": Policy(),
@@ -31,7 +37,18 @@ POLICIES: Mapping[str, Policy] = {
     ),
     "llama.cpp's defaults": Policy.preset("llama.cpp", repetition_penalty=1.1),
 }
-REPEAT, SECONDS = 3000, 4.0
+MODELS = (("smollm2-135m", "smollm2", 14.0), ("gemma3-270m", "gemma3", 27.0))
+TEXT = Path(__file__).parent.parent / "README.md"
+IDS, REPEAT, SECONDS = 600, 60, 0.25
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of logits [V] and the ids before it."""
+
+    row: np.ndarray
+    prompt: np.ndarray
+    output: list[int]
 
 
 def least(work: Callable[[], object]) -> float:
@@ -47,23 +64,54 @@ def least(work: Callable[[], object]) -> float:
     return best * 1e3
 
 
-def main(token_ms: float) -> None:
-    rng, team = np.random.default_rng(7), Team(load(), thread_count())
-    for vocab in (49152, 262144):
-        row = (rng.standard_normal(vocab) * 3).astype(np.float32)
-        prompt, output = rng.integers(0, vocab, 500), rng.integers(0, vocab, 500).tolist()
-        for name, policy in POLICIES.items():
+def real_cases(name: str, rows: int) -> list[Case]:
+    model = glassbox.load(name)
+    ids = np.array(model.encode(TEXT.read_text("utf-8")).ids[:IDS], np.int64)
+    found = model.logits(ids.tolist())[-rows:]
+    ends = range(len(ids) - rows + 1, len(ids) + 1)
+    return [Case(row.copy(), ids[: n // 2], ids[n // 2 : n].tolist()) for row, n in zip(found, ends, strict=True)]
 
-            def token(row: np.ndarray = row, policy: Policy = policy, prompt: np.ndarray = prompt) -> None:
-                (sums,) = sum_rows(team, row[None], [policy.betas])
-                shaped = policy.shape(row, prompt, output, sums, seed=1)  # noqa: B023
-                chosen = choose(shaped, seed=1, position=1000)
-                shaped.candidates(CANDIDATES, include=(chosen.id,))
-                logits_hash(row)
 
-            ms = least(token)
-            print(f"{vocab:>7} {name:<26} {ms:6.3f} ms, {ms / token_ms:6.2%} of a token of {token_ms:g} ms")
+def random_case(vocab: int) -> Case:
+    rng = np.random.default_rng(7)
+    row = (rng.standard_normal(vocab) * 3).astype(np.float32)
+    return Case(row, rng.integers(0, vocab, 500), rng.integers(0, vocab, 500).tolist())
+
+
+def cost(team: Team, policy: Policy, cases: Sequence[Case]) -> tuple[float, float]:
+    """(milliseconds of the sums, of all that follows), means over the cases."""
+    summing, following = [], []
+    for case in cases:
+        (sums,) = sum_rows(team, case.row[None], [policy.betas])
+
+        def rest(case: Case = case, sums: Sums = sums) -> None:
+            shaped = policy.shape(case.row, case.prompt, case.output, sums, seed=1)
+            chosen = choose(shaped, seed=1, position=len(case.prompt) + len(case.output))
+            shaped.candidates(CANDIDATES, include=(chosen.id,))
+            logits_hash(case.row)
+
+        summing.append(least(lambda: sum_rows(team, case.row[None], [policy.betas])))  # noqa: B023
+        following.append(least(rest))
+    return float(np.mean(summing)), float(np.mean(following))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=24)
+    for _, stem, ms in MODELS:
+        parser.add_argument(f"--{stem}", type=float, default=ms)
+    asked = parser.parse_args()
+    team = Team(load(), thread_count())
+    for model, stem, _ in MODELS:
+        real, token_ms = real_cases(model, asked.rows), getattr(asked, stem)
+        vocab = len(real[0].row)
+        print(f"{model}, vocabulary {vocab:,}, a token of {token_ms:g} ms")
+        for kind, cases in (("model", real), ("random", [random_case(vocab)])):
+            for name, policy in POLICIES.items():
+                sums, rest = cost(team, policy, cases)
+                share = (sums + rest) / token_ms
+                print(f"  {kind:<6} {name:<26} sums {sums:6.3f}, the rest {rest:6.3f} ms, {share:6.2%}", flush=True)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 14.0)
+    main()

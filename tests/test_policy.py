@@ -16,7 +16,11 @@ from hypothesis import strategies as st
 
 from glassbox.choose import choose
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
+from glassbox.model.kernels.build import load
+from glassbox.model.sums import sum_rows
+from glassbox.model.threads import Team
 from glassbox.policy.distribution import Distribution
+from glassbox.policy.logits import Logits
 from glassbox.policy.policy import DEFAULT_ORDER, RAW, Policy, Shaped, shape
 from glassbox.policy.ranking import Ranking
 from glassbox.policy.step import Past
@@ -504,8 +508,8 @@ def test_neutral_parameters_change_nothing(logits: np.ndarray, policy: Policy) -
 def test_ranking_is_a_stable_sort_as_far_as_asked(values: list[float], repeat: int, n: int, dtype: type) -> None:
     logits = np.tile(np.array(values, dtype=dtype), repeat)
     expected = np.argsort(-logits, kind="stable")
-    assert Ranking(logits).first(n).tolist() == expected[:n].tolist()
-    *some, whole = Ranking(logits).growing()
+    assert Ranking(Logits(logits)).first(n).tolist() == expected[:n].tolist()
+    *some, whole = Ranking(Logits(logits)).growing()
     assert whole.tolist() == expected.tolist()
     assert all(part.tolist() == expected[: len(part)].tolist() for part in some)
 
@@ -516,4 +520,29 @@ def test_ranking_survives_a_sample_that_misleads() -> None:
     logits[1] = 9
     expected = np.argsort(-logits, kind="stable")
     for n in (1, 64, 2000, 40000):
-        assert Ranking(logits).first(n).tolist() == expected[:n].tolist()
+        assert Ranking(Logits(logits)).first(n).tolist() == expected[:n].tolist()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_sums_brought_up_to_date_are_those_made_anew(seed: int) -> None:
+    """Penalties and bans that take the best, raise another to it or leave it: the same distribution within 1e-12."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal(5000) * rng.choice([0.5, 3.0, 8.0])).astype(np.float32)
+    best = np.argsort(-logits)
+    seen = [*best[: rng.integers(0, 4)].tolist(), *rng.integers(0, 5000, 300).tolist()]
+    bias = {int(best[rng.integers(0, 50)]): float(rng.uniform(-9, 9)) for _ in range(rng.integers(0, 3))}
+    policy = Policy(
+        0.7, repetition_penalty=float(rng.choice([0.8, 1.3])), frequency_penalty=0.4, presence_penalty=0.3,
+        logit_bias=tuple(bias.items()), banned_ids=(int(best[0]),) if seed % 3 == 0 else (),
+    )  # fmt: skip
+    s = policy.shape(logits, seen[:150], seen[150:])
+    for d in s.stages:
+        z = [(float(x) - d.shift) * d.beta for x in d.logits]
+        assert d.top == int(d.logits.argmax()) and d.shift == float(d.logits.max())
+        w = [math.exp(x) for x in z]
+        assert d.total == pytest.approx(math.fsum(w), rel=1e-12)
+        entropy = math.log(math.fsum(w)) - math.fsum(a * b for a, b in zip(w, z, strict=True)) / math.fsum(w)
+        assert d.entropy == pytest.approx(entropy, rel=1e-11, abs=1e-12)
+        assert d.ranking.first(70).tolist() == np.argsort(-d.logits, kind="stable")[:70].tolist()
+    (sums,) = sum_rows(Team(load(), 1), logits[None], [policy.betas])
+    assert policy.shape(logits, seen[:150], seen[150:], sums).ledger == s.ledger

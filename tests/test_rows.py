@@ -12,6 +12,7 @@ from glassbox.model.kernels.program import WEIGHED
 from glassbox.model.sums import sum_rows
 from glassbox.model.threads import Team
 from glassbox.policy.policy import Policy
+from glassbox.policy.ranking import at_or_above, compared
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 1000, 49152)
 
@@ -74,3 +75,17 @@ def test_the_hash_is_xxh64(n: int) -> None:
     assert logits_hash(np.array([x, x]).T[:, 0]) == logits_hash(x)  # a row that is not contiguous
     x[n // 2] = np.nextafter(x[n // 2], np.float32(9))
     assert logits_hash(x) == xxhash.xxh64(x.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 1003])
+def test_selecting_and_comparing_are_those_of_numpy(n: int) -> None:
+    logits = np.random.default_rng(n).integers(-4, 5, n).astype(np.float32)
+    logits[:: max(1, n // 3)] = -np.inf
+    for bound in (*np.unique(logits), np.float32(9)):
+        assert at_or_above(logits, bound).tolist() == np.flatnonzero(logits >= bound).tolist()
+        assert compared(logits, bound) == (np.count_nonzero(logits > bound), np.count_nonzero(logits == bound))
+
+
+def test_more_than_there_is_room_for_are_selected_too() -> None:
+    logits = np.zeros(20_000, np.float32)
+    assert at_or_above(logits, np.float32(0)).tolist() == list(range(20_000))

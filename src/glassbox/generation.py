@@ -58,7 +58,8 @@ class Generation:
         prompt = request.encoding.ids
         self.request, self.cache, self.passes = request, cache, passes
         self._context = context - (passes.longer if passes else 0)
-        self.ids = [*prompt, *(step.id for step in steps)]  # prompt and output
+        self._output = [step.id for step in steps]
+        self.ids = [*prompt, *self._output]  # prompt and output; the latter by itself for the steps that look back
         self.given = len(self.ids)  # of them were there before anything is chosen
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
@@ -168,10 +169,10 @@ class Generation:
 
     def shape(self, logits: F32, sums: Sums | None = None) -> Shaped:
         """What the policy makes of a row of logits [V] about the next id."""
-        r, rules, n = self.request, self._rules_of(self.steps), len(self.request.encoding.ids)
+        r, rules = self.request, self._rules_of(self.steps)
         views = self.passes.views(self.ids, self.cache) if self.passes else None
         return rules.policy.shape(
-            logits, self._prompt, self.ids[n:], sums=sums, seed=rules.seed, sequence=r.sequence, guide=rules.guide,
+            logits, self._prompt, self._output, sums=sums, seed=rules.seed, sequence=r.sequence, guide=rules.guide,
             logprobs=self._logprobs, views=views,
         )  # fmt: skip
 
@@ -179,6 +180,7 @@ class Generation:
         """Go on by the id that was chosen. begin: when the work on these logits began."""
         chosen, position = time.perf_counter_ns(), len(self.ids)
         self.ids.append(choice.id)
+        self._output.append(choice.id)
         self._logprobs.append(choice.logprob_final)
         self.steps += 1
         text, ending, offset = self._show(choice.id)
@@ -242,12 +244,13 @@ class Generation:
         rules = self._rules_of(self.steps - 1)
         if rules.guide is None or self.steps < rules.policy.min_tokens:
             return False
-        return rules.guide.finished(self.ids[len(self.request.encoding.ids) :])
+        return rules.guide.finished(self._output)
 
     def fork(self) -> Generation:
         """Another sequence with the same past. Only the cache is still this one's."""
         twin = copy.copy(self)
-        twin.ids, twin._text, twin._logprobs = list(self.ids), list(self._text), list(self._logprobs)
+        twin.ids, twin._output = list(self.ids), list(self._output)
+        twin._text, twin._logprobs = list(self._text), list(self._logprobs)
         twin._detokenizer, twin._stops = self._detokenizer.fork(), copy.copy(self._stops)
         return twin
 

@@ -11,18 +11,21 @@ costs more than the exponentials do, and nobody needs more than the weights of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from glassbox.model.kernels.build import load
+from glassbox.policy.logits import Logits
 from glassbox.policy.ranking import Ranking
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
-_MOST_KEPT = 0.25  # of the weight beside the best: with so much left, a difference of sums is as good as a new one
+_MOST_KEPT = 0.0625  # of the weight beside the best: with so much left, a difference loses four bits of 53
+_MOST_MOVED = 30.0  # nats that the best may move: beyond, sums are made anew
+_NOTHING: F64 = np.empty(0)
 _MAX_BETA = 1e250  # keeps z finite; unequal float32 logits are infinitely far apart long before
 
 
@@ -32,7 +35,7 @@ class Distribution:
 
     vocab: int  # V
     ids: I64 | None  # [n]; None: every id, in order
-    logits: F32 | F64  # [n], what ranks; a temperature does not touch it, so it cannot break or make a tie
+    row: Logits  # [n], what ranks; a temperature does not touch it, so it cannot break or make a tie
     top: int  # the position of the best
     shift: float  # its logit
     beta: float  # 1 / T
@@ -56,15 +59,20 @@ class Distribution:
         beta: float = 1.0,
         is_sorted: bool = False,
         sums: Sums | None = None,
+        betas: Sequence[float] = (),
     ) -> Distribution:
-        """From logits [n]. -inf leaves the support; NaN and +inf are reported in `bad`. sums: those known already."""
+        """From logits [n]. -inf leaves the support; NaN and +inf are reported in `bad`. sums: those known already;
+        where there are none, they are made at once for these betas too."""
         top = int(logits.argmax()) if len(logits) else 0  # of a NaN, if there is one
         shift = float(logits[top]) if len(logits) else -math.inf
-        known = sums or {}
         finite = math.isfinite(shift)
+        if sums is None and finite:
+            sums = {b: _sums(logits, top, shift, b) for b in betas}
+        known = sums or {}
         rest, weighted_z = known.get(beta) or (_sums(logits, top, shift, beta) if finite else (0.0, math.nan))
-        ranking = Ranking(logits, is_sorted=is_sorted)
-        made = cls(vocab, ids, logits, top, shift, beta, rest, weighted_z, ranking, sums=known)
+        made_of = Logits(logits)
+        ranking = Ranking(made_of, is_sorted=is_sorted)
+        made = cls(vocab, ids, made_of, top, shift, beta, rest, weighted_z, ranking, sums=known)
         if weighted_z == weighted_z:
             return made
         # Something is not finite. (A -inf shows as the NaN that 0 times -inf adds to the second sum.)
@@ -73,28 +81,28 @@ class Distribution:
             return replace(made, bad=int(made.ids_at(wrong)[0]))
         alive = np.flatnonzero(logits > -np.inf)
         if not len(alive):
-            return replace(made, ids=alive, logits=logits[alive], ranking=Ranking(logits[alive]))
+            none = Logits(logits[alive])
+            return replace(made, ids=alive, row=none, ranking=Ranking(none))
         return cls.weigh(logits[alive], vocab=vocab, ids=made.ids_at(alive), beta=beta, is_sorted=is_sorted)
 
     def tempered(self, temperature: float) -> Distribution:
         """The same ids in the same order, with z divided by T > 0."""
         beta = min(self.beta / temperature, _MAX_BETA)
         rest, weighted_z = self.sums.get(beta) or _sums(self.logits, self.top, self.shift, beta)
-        return Distribution(
-            self.vocab, self.ids, self.logits, self.top, self.shift, beta, rest, weighted_z, self.ranking
-        )
+        return Distribution(self.vocab, self.ids, self.row, self.top, self.shift, beta, rest, weighted_z, self.ranking)
 
     def keep(self, positions: I64, *, is_sorted: bool = False) -> Distribution:
         """Only these positions: ascending ones, or (`is_sorted`) ones in ranking order. Renormalised."""
-        logits, ids = self.logits[positions], self.ids_at(positions)
+        logits, ids = self.row.at(positions), self.ids_at(positions)
         top = int(logits.argmax()) if len(logits) else 0
         if not len(logits) or float(logits[top]) != self.shift:
             # The best is gone: what is left may weigh 0 on the old scale, so it is weighed anew.
             return Distribution.weigh(logits, vocab=self.vocab, ids=ids, beta=self.beta, is_sorted=is_sorted)
         rest, weighted_z = _sums(logits, top, self.shift, self.beta)
-        ranking = Ranking(logits, is_sorted=is_sorted)
+        row = Logits(logits)
+        ranking = Ranking(row, is_sorted=is_sorted)
         return Distribution(
-            self.vocab, ids, logits, top, self.shift, self.beta, rest, weighted_z, ranking,
+            self.vocab, ids, row, top, self.shift, self.beta, rest, weighted_z, ranking,
             parent=self, base=self.base or self,
         )  # fmt: skip
 
@@ -107,7 +115,7 @@ class Distribution:
 
     def scaled_at(self, positions: I64) -> F32 | F64:
         """logit / T: float32, as the model gave it, while T is 1; else float64."""
-        logits = self.logits[positions]
+        logits = self.row.at(positions)
         return logits if self.beta == 1.0 else logits.astype(np.float64) * self.beta
 
     def rewritten(self, positions: I64, scaled: F32 | F64) -> Distribution:
@@ -115,16 +123,19 @@ class Distribution:
         changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
         if not changed:
             return replace(self, notes={"changed": 0}, base=None)
-        logits = self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
+        if self.beta == 1.0 and not self.ranking.is_sorted and np.isfinite(scaled).all():
+            row = self.row.rewritten(positions, scaled)
+            ranking = self.ranking.rewritten(row, positions)
+            top = int(ranking.first(1)[0]) if ranking.known else int(row.whole.argmax())
+            shift = float(row.at(np.array([top]))[0])
+            sums = self._updated(positions, scaled, top, shift)
+            if sums is not None:
+                return Distribution(
+                    self.vocab, self.ids, row, top, shift, 1.0, *sums[1.0], ranking, sums=sums,
+                    notes={"changed": changed},
+                )  # fmt: skip
+        ids, logits = self.ids, self.logits.copy() if self.beta == 1.0 else self.logits.astype(np.float64) * self.beta
         logits[positions] = scaled
-        ids = self.ids
-        sums = None if self.beta != 1.0 or self.ranking.is_sorted else self._updated(positions, scaled)
-        if sums is not None:
-            ranking = self.ranking.rewritten(logits, positions)
-            return Distribution(
-                self.vocab, ids, logits, self.top, self.shift, 1.0, *sums[1.0], ranking, sums=sums,
-                notes={"changed": changed},
-            )  # fmt: skip
         if ids is not None and self.ranking.is_sorted:  # it no longer is, so ids have to ascend again
             order = np.argsort(ids)
             ids, logits = ids[order], logits[order]
@@ -145,36 +156,47 @@ class Distribution:
             return self
         stay = np.ones(self.size, dtype=np.bool_)
         stay[gone] = False
-        sums = self._updated(gone, None)
+        logits = self.logits[stay]
+        at = int(logits.argmax()) if len(logits) else 0
+        kept = np.flatnonzero(stay)
+        sums = self._updated(gone, _NOTHING, int(kept[at]), float(logits[at])) if len(logits) else None
         if sums is None:
-            return self.narrowed(np.flatnonzero(stay))
-        logits, ids = self.logits[stay], np.flatnonzero(stay) if self.ids is None else self.ids[stay]
-        top = self.top - int(np.searchsorted(gone, self.top))
+            return self.narrowed(kept)
+        row = Logits(logits)
         return Distribution(
-            self.vocab, ids, logits, top, self.shift, self.beta, *sums[self.beta], self.ranking.without(logits, gone),
-            sums=sums, parent=self, gone=gone,
+            self.vocab, self.ids_at(kept), row, at, float(logits[at]), self.beta, *sums[self.beta],
+            self.ranking.without(row, gone), sums=sums, parent=self, gone=gone,
         )  # fmt: skip
 
-    def _updated(self, positions: I64, scaled: F32 | F64 | None) -> Sums | None:
-        """The sums there are with these logits at these positions (None: with nothing there). None where that would
-        lose digits: the best is among them or would be, or little of the other weight is left."""
-        if np.any(positions == self.top) or (scaled is not None and not np.all(np.isfinite(scaled))):
-            return None
-        old = self.logits[positions].astype(np.float64) - self.shift
-        new = None if scaled is None else scaled.astype(np.float64) - self.shift
-        if new is not None and np.any(new >= 0.0):
-            return None
+    def _updated(self, positions: I64, scaled: F32 | F64, top: int, shift: float) -> Sums | None:
+        """The sums there are with these logits at these positions (none: with nothing there), and the best then at
+        `top`, with the logit `shift`. None where a difference would lose digits: little of the other weight is left."""
+        stays, was, rise = top == self.top, positions == self.top, shift - self.shift
+        old = self.row.at(positions[~was])  # the best is in neither sum
+        new: F32 | F64 = scaled[positions != top] if len(scaled) else scaled
+        if not stays and not np.any(positions == top):
+            old = np.concatenate([old, self.row.at(np.array([top]))])
+        if not stays and not was.any():
+            new = np.concatenate([new, self.row.at(np.array([self.top]))])
         found: Sums = {}
         for beta, (rest, weighted_z) in {**self.sums, self.beta: (self.rest, self.weighted_z)}.items():
-            less, more = _weighed(old * beta), _weighed(new * beta) if new is not None else (0.0, 0.0)
-            left = rest - less[0] + more[0]
+            if abs(rise * beta) > _MOST_MOVED:
+                continue
+            less, more = _sums(old, -1, self.shift, beta), _sums(new, -1, self.shift, beta)
+            left, left_z = rest - less[0] + more[0], weighted_z - less[1] + more[1]
             if left > _MOST_KEPT * rest:
-                found[beta] = left, weighted_z - less[1] + more[1]
+                scale = math.exp(-rise * beta)  # w = e**(z + rise * beta) on the old scale
+                found[beta] = left * scale, (left_z - rise * beta * left) * scale
         return found if self.beta in found else None
 
     @property
+    def logits(self) -> F32 | F64:
+        """[n]. Of a row that was rewritten they are put together now; `row` has single ones for less."""
+        return self.row.whole
+
+    @property
     def size(self) -> int:
-        return len(self.logits)
+        return len(self.row)
 
     @property
     def total(self) -> float:
@@ -201,7 +223,7 @@ class Distribution:
         return positions if self.ids is None else self.ids[positions]
 
     def z_at(self, positions: I64) -> F64:
-        z = self.logits[positions].astype(np.float64)
+        z = self.row.at(positions).astype(np.float64)
         z -= self.shift
         z *= self.beta
         return z
@@ -227,7 +249,7 @@ class Distribution:
         at = token_id if self.ids is None else int(self.positions(np.array([token_id]))[0])
         if at < 0:
             return -math.inf
-        return (float(self.logits[at]) - self.shift) * self.beta - math.log1p(self.rest)
+        return (float(self.row.at(np.array([at]))[0]) - self.shift) * self.beta - math.log1p(self.rest)
 
     def probs(self, ids: I64) -> F64:
         """p of each of these ids [k]; 0 if it is not alive."""
@@ -244,14 +266,8 @@ class Distribution:
         return out
 
 
-def _weighed(z: F64) -> tuple[float, float]:
-    """(sum of w, sum of w z)."""
-    w = np.exp(z)
-    return float(w.sum()), float((w * z).sum())
-
-
 def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float, float]:
-    """(sum of w over all but the position `top`, sum of w z) with w = exp(z)."""
+    """(sum of w over all but the position `top`, sum of w z) with w = exp(z). `top` may be -1: no best."""
     if logits.dtype == np.float32:
         row = np.ascontiguousarray(logits)
         out = np.array([shift, beta, 0.0, 0.0, 0.0, 0.0])
@@ -260,5 +276,6 @@ def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float
     z = (logits.astype(np.float64) - shift) * beta
     w = np.exp(z)
     weighted_z = float((w * z).sum())
-    w[top] = 0.0
+    if top >= 0:
+        w[top] = 0.0
     return float(w.sum()), weighted_z

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.policy.distribution import Distribution
+from glassbox.policy.logits import Logits
 from glassbox.policy.ranking import Ranking
 from glassbox.types import I64
 
@@ -151,7 +152,7 @@ def _removed_ids(before: Distribution, after: Distribution) -> tuple[int, ...]:
             return tuple(ids[kept:].tolist())
         return tuple(ids[~after.alive()[ids]][:REMOVED].tolist())  # at most `kept` of these stayed
     gone = _gone(before, after)
-    ranking = Ranking(before.logits[gone], is_sorted=before.ranking.is_sorted)
+    ranking = Ranking(Logits(before.row.at(gone)), is_sorted=before.ranking.is_sorted)
     return tuple(before.ids_at(gone[ranking.first(REMOVED)]).tolist())
 
 

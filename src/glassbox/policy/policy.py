@@ -210,7 +210,7 @@ class Policy:
         """
         self._check_ready()
         past = Past(prompt_ids, output_ids, seed, sequence, guide=guide, logprobs=logprobs, views=views)
-        return shape(self.steps, logits, past, sums)
+        return shape(self.steps, logits, past, sums, self.betas)
 
     def __repr__(self) -> str:
         on = (" ".join(f"{p}={text}" for p, text in self.shown(name)) for name in self.order if self.runs(name))

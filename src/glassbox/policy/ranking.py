@@ -14,11 +14,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from glassbox.model.kernels.build import load
+from glassbox.policy.logits import Logits
 from glassbox.types import F32, F64, I64
 
 _SAMPLE = 1024  # evenly spaced logits that suggest a threshold
 _LEAST = 64  # the least that is ranked: the ledger asks for 5, then 8, then 16 more
 _GROWTH = 8
+_ROOM = 8192  # positions that are collected in one pass; where there are more, the row is nearly flat
 
 
 class Ranking:
@@ -26,7 +29,7 @@ class Ranking:
 
     __slots__ = ("_known", "_logits", "is_sorted")
 
-    def __init__(self, logits: F32 | F64, *, is_sorted: bool = False) -> None:
+    def __init__(self, logits: Logits, *, is_sorted: bool = False) -> None:
         self._logits = logits  # [n]
         self.is_sorted = is_sorted  # the row already stands in this order
         self._known: I64 = np.empty(0, dtype=np.int64)
@@ -37,7 +40,7 @@ class Ranking:
         if self.is_sorted:
             return np.arange(n)
         if n > len(self._known):
-            self._known = _rank(self._logits, max(n, _LEAST))
+            self._known = _rank(self._logits.whole, max(n, _LEAST))
         return self._known[:n]
 
     @property
@@ -45,19 +48,19 @@ class Ranking:
         """How many positions `first` gives for nothing."""
         return len(self._logits) if self.is_sorted else len(self._known)
 
-    def rewritten(self, logits: F32 | F64, positions: I64) -> Ranking:
+    def rewritten(self, logits: Logits, positions: I64) -> Ranking:
         """The order of `logits`, which differ from these at `positions` (ascending) only; knows what that leaves known.
 
         All that is at or above the last one known is known, so among what is not only those positions can rise."""
         made = Ranking(logits)
         if not self.is_sorted and 0 < len(self._known) < len(logits):
             stay = self._known[~_among(self._known, positions)]
-            come = positions[logits[positions] >= self._logits[self._known[-1]]]
+            come = positions[logits.at(positions) >= self._logits.at(self._known[-1:])]
             both = np.sort(np.concatenate([stay, come]))
-            made._known = _sort(logits[both], both)
+            made._known = _sort(logits.at(both), both)
         return made
 
-    def without(self, logits: F32 | F64, gone: I64) -> Ranking:
+    def without(self, logits: Logits, gone: I64) -> Ranking:
         """The order of `logits`, which are these without the positions `gone` (ascending)."""
         made = Ranking(logits, is_sorted=self.is_sorted)
         if not self.is_sorted:
@@ -77,8 +80,28 @@ class Ranking:
 
 def rank_of(logits: F32, token_id: int) -> int:
     """Of one id among a row of logits [V]: 0 is the best; of equal logits the lower id comes first."""
-    logit = logits[token_id]
-    return int(np.count_nonzero(logits > logit) + np.count_nonzero(logits[:token_id] == logit))
+    above, _ = compared(logits, logits[token_id])
+    return above + int(np.count_nonzero(logits[:token_id] == logits[token_id]))
+
+
+def compared(logits: F32 | F64, logit: np.float32 | np.float64) -> tuple[int, int]:
+    """How many of these [n] are above this one, and how many are its equal."""
+    if logits.dtype != np.float32:
+        return int(np.count_nonzero(logits > logit)), int(np.count_nonzero(logits == logit))
+    row, out = np.ascontiguousarray(logits), np.zeros(2, np.int64)
+    out.view(np.float32)[0] = logit
+    load().compare(row.ctypes.data, len(row), out.ctypes.data)
+    return int(out[0]), int(out[1])
+
+
+def at_or_above(logits: F32 | F64, bound: np.float32 | np.float64) -> I64:
+    """The positions of those of these [n] that are at least this bound, which is of their type; ascending."""
+    if logits.dtype != np.float32:
+        return np.flatnonzero(logits >= bound)
+    row, out = np.ascontiguousarray(logits), np.empty(_ROOM, np.int64)
+    out.view(np.float32)[0] = bound
+    found = load().select(row.ctypes.data, len(row), _ROOM, out.ctypes.data)
+    return out[:found] if found <= _ROOM else np.flatnonzero(logits >= bound)
 
 
 def _rank(logits: F32 | F64, want: int) -> I64:
@@ -90,7 +113,7 @@ def _rank(logits: F32 | F64, want: int) -> I64:
     promised = want * len(sample) / size
     nth = 2 + int(promised + 2.5 * math.sqrt(promised))  # so low that one pass nearly always suffices
     while nth <= len(sample):
-        above = np.flatnonzero(logits >= sample[-nth])
+        above = at_or_above(logits, sample[-nth])
         if len(above) >= want:
             return _sort(logits[above], above)
         nth *= _GROWTH

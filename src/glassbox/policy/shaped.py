@@ -17,7 +17,7 @@ import numpy.typing as npt
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.ledger import Candidate, LedgerRow, all_removed, emptied, first_row, row
-from glassbox.policy.ranking import rank_of
+from glassbox.policy.ranking import compared, rank_of
 from glassbox.policy.step import Past, Step, whole
 from glassbox.policy.temperature import Greedy
 from glassbox.types import F32, F64, I64, Sums
@@ -74,7 +74,7 @@ class Shaped:
         if self.greedy:
             d = self.stages[[r.name for r in self.ledger].index(Greedy.name) - 1]
         at = d.positions(np.array([self._checked(token_id)]))[0]
-        return int(np.count_nonzero(d.logits == d.logits[at])) - 1 if at >= 0 else 0
+        return compared(d.logits, d.logits[at])[1] - 1 if at >= 0 else 0
 
     def removed(self, at: int) -> I64:
         """Every id that row `at` of the ledger removed, ascending; the row itself lists the likeliest."""
@@ -89,7 +89,7 @@ class Shaped:
         removed_by: list[str | None] = [None] * len(ids)
         for r, d in zip(reversed(self.ledger), reversed(self.stages), strict=True):
             if r.removed_count:
-                for i in np.flatnonzero(~d.alive()[ids]).tolist():
+                for i in np.flatnonzero(d.positions(ids) < 0).tolist():
                     removed_by[i] = r.name  # an earlier row, which comes later here, knows better
         columns = (ids, self.logits[ids], self.raw.probs(ids), self.final.probs(ids))
         rows = zip(*(c.tolist() for c in columns), removed_by, strict=True)
@@ -104,10 +104,18 @@ class Shaped:
 
 
 @_QUIET
-def shape(steps: Sequence[Step], logits: npt.ArrayLike, past: Past | None = None, sums: Sums | None = None) -> Shaped:
-    """Run any steps, in the order given. `Policy.shape` is this with the policy's own."""
+def shape(
+    steps: Sequence[Step],
+    logits: npt.ArrayLike,
+    past: Past | None = None,
+    sums: Sums | None = None,
+    betas: Sequence[float] = (),
+) -> Shaped:
+    """Run any steps, in the order given. `Policy.shape` is this with the policy's own.
+
+    betas: the inverse temperatures that sums are made for if none are given."""
     given, past = _one_row(logits), past or Past()
-    raw = Distribution.weigh(given, vocab=len(given), sums=sums)
+    raw = Distribution.weigh(given, vocab=len(given), sums=sums, betas=betas)
     if not raw.size or raw.bad is not None:
         _refuse(raw, RAW, (), past)
     stages, ledger = [raw], [first_row(RAW, raw)]

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from glassbox.policy.distribution import Distribution
+from glassbox.policy.ranking import at_or_above
 from glassbox.policy.step import Past
 
 TOP_P_TOLERANCE = 1e-9
@@ -49,7 +50,7 @@ class TopK:
         best = before.ranking.first(self.top_k)
         if not self.ties:
             return before.keep(best, is_sorted=True)
-        stay = np.flatnonzero(before.logits >= before.logits[best[-1]])
+        stay = at_or_above(before.logits, before.logits[best[-1]])
         return before if len(stay) == before.size else before.keep(stay, is_sorted=before.ranking.is_sorted)
 
 
@@ -106,7 +107,7 @@ def at_least(before: Distribution, least: float, min_keep: int) -> Distribution:
     """Those with z_i >= least (0 at most: the best has 0 and stays), and not fewer than min_keep of the best."""
     # As a bound on the logit itself: one comparison a token, and equal logits never part.
     bound = before.shift + min(0.0, least) / before.beta
-    kept = np.flatnonzero(before.logits >= _round_up(bound, before.logits.dtype))
+    kept = at_or_above(before.logits, _round_up(bound, before.logits.dtype))
     if len(kept) < min(min_keep, before.size):
         return before.keep(before.ranking.first(min_keep), is_sorted=True)
     if len(kept) == before.size:

@@ -18,6 +18,7 @@ from glassbox.errors import ParameterError
 from glassbox.policy import philox
 from glassbox.policy.constrain import known_ids
 from glassbox.policy.distribution import Distribution
+from glassbox.policy.logits import Logits
 from glassbox.policy.ranking import Ranking
 from glassbox.policy.step import Past
 from glassbox.policy.truncate import TOP_P_TOLERANCE, at_least
@@ -45,7 +46,7 @@ class Typical:
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         surprise = math.log1p(before.rest) - before.z_at(np.arange(before.size))  # [n], -log p
-        ranking = Ranking(-np.abs(surprise - before.entropy))
+        ranking = Ranking(Logits(-np.abs(surprise - before.entropy)))
         needed = (self.mass - TOP_P_TOLERANCE) * before.total
         for order in ranking.growing():
             found = int(np.searchsorted(np.cumsum(before.weights_at(order)), needed, side="left"))

@@ -57,6 +57,7 @@ DIGEST = 32  # bytes of a sha256, which stand before the object code in its file
 Run = Callable[[int, int], object]  # (address of a job's header, thread number)
 ENTRIES = {  # name -> how many int64 it takes
     "glassbox_run": 2, "glassbox_serve": 2, "glassbox_weigh": 4, "glassbox_xxh64": 2,
+    "glassbox_select": 4, "glassbox_compare": 3,
 }  # fmt: skip
 
 
@@ -67,6 +68,8 @@ class Kernels(NamedTuple):
     serve: Callable[[int, int], object]  # team.serve
     weigh: Callable[[int, int, int, int], object]  # rows.weigh
     xxh64: Callable[[int, int], int]  # rows.xxh64
+    select: Callable[[int, int, int, int], int]  # rows.select
+    compare: Callable[[int, int, int], object]  # rows.compare
 
 
 def target() -> tuple[str, str]:
@@ -213,7 +216,8 @@ def compile_to(path: Path) -> None:
     from glassbox.model.kernels import packing, products, rows, team
 
     functions = dict(zip(APART, (products.product_one, products.decode_rows, packing.pack_tiles), strict=True))
-    functions |= dict(zip(ENTRIES, (team.run, team.serve, rows.weigh, rows.xxh64), strict=True))
+    entries = (team.run, team.serve, rows.weigh, rows.xxh64, rows.select, rows.compare)
+    functions |= dict(zip(ENTRIES, entries, strict=True))
     for name in APART:
         llvm.add_symbol(name, 1)  # numba links what it compiles; nothing is called here
     module = None

@@ -1,4 +1,4 @@
-"""What is done to one row of logits: the sums of its distribution in float64, and its hash.
+"""What is done to one row of logits: the sums of its distribution in float64, who is above a bound, and its hash.
 
 Here rather than in numpy because a library's exp differs from machine to machine in its last bit, and because one pass
 over the row costs a third of numpy's six.
@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from glassbox.model.kernels.formats import inlined, kernel
 from glassbox.model.kernels.program import WEIGHED
-from glassbox.model.kernels.simd import copy4, load_i64, load_u32
+from glassbox.model.kernels.simd import copy4, load1, load8, load_i64, load_u32, splat8
 from glassbox.model.kernels.simd64 import (
+    above8,
     add4d,
+    at_least8,
     first4d,
     fma4d,
     load4d,
     load_f64,
     max4d,
     mul4d,
+    ones64,
     power_of_two4d,
     rotate64,
     round4d,
     shift_right64,
     splat4d,
     store_f64,
+    store_i64,
     sub4d,
     sum4d,
     zero4d,
@@ -39,7 +43,7 @@ def pair(a, b, x):
 
 @inlined
 def exp4d(z):
-    """e**z for z ≤ 0 to about 1 ulp: z = n·ln 2 + r, Taylor polynomial of degree 13 in r, |r| ≤ 0.35, by fma.
+    """e**z for z ≤ 700 to about 1 ulp: z = n·ln 2 + r, Taylor polynomial of degree 13 in r, |r| ≤ 0.35, by fma.
 
     1 + (r + r²·q(r)), with q as a tree (Estrin's scheme): a processor would wait for a chain of 13.
     """
@@ -110,6 +114,44 @@ def weigh(logits, n, top, out):
         rest, weighted = rest + load_f64(out), weighted + load_f64(out + 8)
     store_f64(out, rest)
     store_f64(out + 8, weighted)
+
+
+@kernel
+def select(logits, n, room, out):
+    """Positions, ascending, of the float32 logits [n] that are at least the float32 at `out`: the first `room` of them
+    there, int64. Returns how many there are."""
+    least, found, whole = load1(out), 0, n // 8 * 8
+    bound = splat8(least)
+    for i in range(0, whole, 8):
+        bits = at_least8(load8(logits + 4 * i), bound)
+        while bits:
+            if found < room:
+                store_i64(out + 8 * found, i + ones64((bits & -bits) - 1))
+            found += 1
+            bits &= bits - 1
+    for i in range(whole, n):
+        if load1(logits + 4 * i) >= least:
+            if found < room:
+                store_i64(out + 8 * found, i)
+            found += 1
+    return found
+
+
+@kernel
+def compare(logits, n, out):
+    """How many of float32 logits [n] are above the float32 at `out`, and how many equal it: int64 at out, out + 8."""
+    bound, above, least, whole = load1(out), 0, 0, n // 8 * 8
+    many = splat8(bound)
+    for i in range(0, whole, 8):
+        v = load8(logits + 4 * i)
+        above += ones64(above8(v, many))
+        least += ones64(at_least8(v, many))
+    for i in range(whole, n):
+        x = load1(logits + 4 * i)
+        above += x > bound
+        least += x >= bound
+    store_i64(out, above)
+    store_i64(out + 8, least - above)
 
 
 # XXH64 (Y. Collet, xxhash specification): these are its five primes, as signed 64-bit numbers

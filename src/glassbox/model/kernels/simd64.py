@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import models, register_model
 
-from glassbox.model.kernels.simd import F32, I32, I64, call_named, load_at, store_at, word_of
+from glassbox.model.kernels.simd import F32, I8, I32, I64, call_named, f32x8, load_at, store_at, word_of
 
 F64 = ir.DoubleType()
 DV = ir.VectorType(F64, 4)
@@ -30,6 +30,29 @@ class _F64x4Model(models.PrimitiveModel):
 def load4d(b, p):
     """Four float32 at p, as float64."""
     return b.fpext(load_at(b, p, ir.VectorType(F32, 4), 4), DV)
+
+
+@word_of(types.void, types.int64, types.int64)
+def store_i64(b, p, x):
+    store_at(b, p, x, 8)
+
+
+@word_of(types.int64, f32x8, f32x8)
+def at_least8(b, v, x):
+    """Bit i: whether lane i of v is at least that of x."""
+    return b.zext(b.bitcast(b.fcmp_ordered(">=", v, x), I8), I64)
+
+
+@word_of(types.int64, f32x8, f32x8)
+def above8(b, v, x):
+    """Bit i: whether lane i of v is more than that of x."""
+    return b.zext(b.bitcast(b.fcmp_ordered(">", v, x), I8), I64)
+
+
+@word_of(types.int64, types.int64)
+def ones64(b, x):
+    """How many bits are set."""
+    return call_named(b, "llvm.ctpop.i64", I64, [x])
 
 
 @word_of(types.float64, types.int64)
