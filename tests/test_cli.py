@@ -21,6 +21,7 @@ import pytest
 from gguf_writer import ARRAY, INT32, STRING, array, build, kv, text, u32
 from rich.cells import cell_len
 from rich.text import Text
+from test_store import writer_that
 
 import glassbox
 from glassbox.cli import app, prompt, render, show_text
@@ -631,14 +632,23 @@ def test_complaints_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(err) < 1100 and err.startswith("glassbox: architecture 'xx") and err.endswith("is not supported\n")
 
 
-def test_an_incomplete_trace_does_not_look_whole(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    why = "incomplete: the disk is full"
+def test_an_incomplete_trace_does_not_look_whole(
+    cli: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "incomplete: cannot be written: the disk is full"
     cli.stored("trace", "ab", *BIGRAM)
     for command in (("runs",), ("show",), ("show", "--at", "0")):
         assert "incomplete" not in cli.stored(*command)[0]
-    with sqlite3.connect(cli.store) as db:
-        db.execute("UPDATE run SET incomplete = ?", (why,))
-    db.close()
+    made = writer_that(monkeypatch, lambda conn: None)
+    with (
+        glassbox.open_store(cli.store) as store,
+        glassbox.load("bigram").stream("ab", seed=7, max_tokens=200, ignore_eos=True, store=store) as stream,
+    ):
+        next(stream)
+        store.flush()
+        made[-1].execute("PRAGMA max_page_count = 1")  # the writer has as many as there are
+        assert sum(1 for _ in stream) == 199
+        assert stream.run.problem == why and stream.run.recorded
     assert f"\n  trace  {why}\n" in cli.stored("runs")[0]
     for command in (("show",), ("show", "--at", "0")):
         assert f"trace    {why}\n" in cli.stored(*command)[0]
