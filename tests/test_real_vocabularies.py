@@ -20,6 +20,7 @@ LINES = corpus()
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_smollm2_on_the_corpus(smollm2_gguf: Gguf) -> None:
     tokenizer = Tokenizer.from_gguf(smollm2_gguf.metadata)
     engine = Engine(models.BPE({p: i for i, p in enumerate(tokenizer.vocab.pieces)}, list(tokenizer.facts.merges)))

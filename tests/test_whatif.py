@@ -158,6 +158,7 @@ def test_bad_input_names_the_parameter(recorded: Run) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_200_steps_take_less_than_three_seconds(smollm2: glassbox.Model) -> None:
     policy = Policy(temperature=0.9, top_p=0.95)
     run = smollm2.generate(PROMPT, policy=policy, seed=3, max_tokens=200, ignore_eos=True)
