@@ -11,6 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import safetensors.numpy
 import random_gguf
 import tiny_gguf
 import tiny_weights
@@ -185,6 +186,10 @@ def test_the_command_shows_and_writes(bigram: Cli, tmp_path: Path) -> None:
     bigram.stored("tensor", "--at", "0", "--point", "embed", "--point", "logits", "--out", str(tmp_path / "two"))
     with np.load(tmp_path / "two.npz") as both:
         assert sorted(both) == ["embed", "logits"] and both["embed"].dtype == np.float32
+    safe = tmp_path / "two.safetensors"
+    bigram.stored("tensor", "--at", "0", "--point", "embed", "--point", "logits", "--out", str(safe))
+    found = safetensors.numpy.load_file(safe)
+    assert found["embed"].tolist() == [0, 1, 0, 0] and found["logits"].tolist() == [0, -1, 2, 1]
 
 
 @pytest.mark.parametrize(
