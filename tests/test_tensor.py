@@ -11,8 +11,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import safetensors.numpy
 import random_gguf
+import safetensors.numpy
 import tiny_gguf
 import tiny_weights
 from test_cli import Cli
@@ -189,7 +189,7 @@ def test_the_command_shows_and_writes(bigram: Cli, tmp_path: Path) -> None:
     safe = tmp_path / "two.safetensors"
     bigram.stored("tensor", "--at", "0", "--point", "embed", "--point", "logits", "--out", str(safe))
     found = safetensors.numpy.load_file(safe)
-    assert found["embed"].tolist() == [0, 1, 0, 0] and found["logits"].tolist() == [0, -1, 2, 1]
+    assert found["embed"].tolist() == [0, 0, 1, 0] and found["logits"].tolist() == [0.75, 0.5, -1, 2]
 
 
 @pytest.mark.parametrize(
