@@ -59,14 +59,12 @@ class Engine:
                 with self.lock:
                     while not generation.inbox and not generation.done:
                         self.step()
-                    events = list(generation.inbox)
-                    generation.inbox.clear()
-                if not events:
-                    return
-                for event in events:
-                    if isinstance(event, Exception):
-                        raise event
-                    yield event
+                    if not generation.inbox:
+                        return
+                    event = generation.inbox.popleft()  # the rest stays there: whoever leaves now may record it
+                if isinstance(event, Exception):
+                    raise event
+                yield event
         finally:
             self.drop(generation)
 

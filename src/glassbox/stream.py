@@ -75,7 +75,7 @@ class Stream:
         cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
         if cancelled:
             self._generation.stop("cancelled")
-        if self.request.beam and not isinstance(failure, Exception):  # the best so far, which nobody asked for yet
+        if not isinstance(failure, Exception):  # what was made, though nobody asked for it yet
             while self._generation.inbox:
                 event = self._generation.inbox.popleft()
                 if not isinstance(event, Exception):
