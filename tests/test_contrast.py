@@ -17,7 +17,7 @@ from glassbox.generation import Generation
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.model import TransformerModel, forward
 from glassbox.opening import prefix_store
-from glassbox.passes import dola_layers, passes_for
+from glassbox.passes import dola_layers, passes_for, unit
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import Views
 from glassbox.request import Request
@@ -209,3 +209,9 @@ def test_the_steps_by_hand() -> None:
     alike = Views(similarity=lambda ids: np.array([0.9, 0.1])[: len(ids)])
     s = Policy(penalty_alpha=0.5, top_k=2).shape(c, views=alike)  # .25 - .45 against .15 - .05
     assert s.final.best == 1 and s.ledger[-1].params["score"] == pytest.approx(0.1, rel=1e-6)
+
+
+def test_a_hidden_state_of_zeros_is_like_none() -> None:
+    """0 / 0 would be NaN, which argmax takes for the largest and a trace cannot say."""
+    found = unit(np.array([[0.0, 0.0], [3.0, 4.0]], np.float32))
+    assert found.tolist() == [[0.0, 0.0], [0.6, 0.8]]

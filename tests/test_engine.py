@@ -297,3 +297,81 @@ def shared(path: Path) -> Any:
 
         _shared[path] = model, right
     return _shared[path]
+
+
+@pytest.mark.parametrize("reached", ["forward_parts", "sum_rows"])
+@pytest.mark.parametrize("stage", ["before", "after"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_pass_that_is_interrupted_has_not_happened_for_the_others(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, reached: str, stage: str,
+    error: type[BaseException],
+) -> None:  # fmt: skip
+    """Whether the caches had grown or not, the next pass begins where this one did."""
+    made = [generation(model, LONG[:9], 1), generation(model, LONG[3:70], 2)]
+    for g in made:
+        model.engine.add(g)
+    work, calls = getattr(model.model, reached), 0
+
+    def failing(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0 and stage == "before":
+            raise error
+        found = work(*arguments)
+        if calls % 3 == 0:
+            raise error
+        return found
+
+    monkeypatch.setattr(model.model, reached, failing)
+    seen = 0
+    while model.engine.running or model.engine.waiting:
+        try:
+            model.engine.step()
+        except error:
+            seen += 1
+    assert seen >= 3
+    assert hashes(made[0]) == alone(path, LONG[:9], 1)
+    assert hashes(made[1]) == alone(path, LONG[3:70], 2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, MemoryError])
+@pytest.mark.parametrize("nth", [1, 2, 5, 6])
+def test_what_breaks_at_one_sequences_token_leaves_the_others_alone(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], nth: int
+) -> None:
+    """It ends the sequence whose token it was, once; who runs the pass hears only of an interrupt."""
+    asked = [(LONG[:9], 1), (LONG[3:70], 2), (LONG[20:40], 3)]
+    made = [generation(model, ids, seed) for ids, seed in asked]
+    for g in made:
+        model.engine.add(g)
+    shape, met = Generation.shape, list[Generation]()
+    calls = 0
+
+    def failing(self: Generation, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            met.append(self)
+            raise error
+        return shape(self, *arguments)
+
+    monkeypatch.setattr(Generation, "shape", failing)
+    heard = 0
+    while model.engine.running or model.engine.waiting:
+        try:
+            model.engine.step()
+        except KeyboardInterrupt:
+            heard += 1
+    assert heard == (error is KeyboardInterrupt) and len(met) == 1
+    for g, (ids, seed) in zip(made, asked, strict=True):
+        full = alone(path, ids, seed)
+        assert g.outcome is not None
+        if g is met[0]:
+            assert g.outcome.ending.kind == ("cancelled" if heard else "error")
+            assert hashes(g) == full[: len(hashes(g))] and len(hashes(g)) < len(full)
+        else:
+            assert g.outcome.ending.kind == "max_tokens" and hashes(g) == full
+    told = [e for e in met[0].inbox if isinstance(e, Exception)]
+    assert [type(e) for e in told] == {ZeroDivisionError: [ZeroDivisionError], MemoryError: [OutOfMemory]}.get(
+        error, []
+    )

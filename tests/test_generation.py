@@ -432,6 +432,26 @@ def test_leaving_the_loop_cancels_and_keeps_the_text(bigram: glassbox.Model, tmp
     assert kept.text == streamed(list(kept.steps)) == stream.run.text
 
 
+@pytest.mark.parametrize("asked", [0, 1, 3])
+@pytest.mark.parametrize("how", [{}, {"speculate": True}, {"beam": glassbox.Beam(2)}])
+def test_what_a_neighbours_passes_made_is_recorded_too(
+    bigram: glassbox.Model, tmp_path: Path, asked: int, how: dict[str, Any]
+) -> None:
+    """Closed behind its passes, a run has all steps that its text and its usage are of."""
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        stream = bigram.stream("ab", seed=3, max_tokens=9, ignore_eos=True, store=store, **how)
+        with stream, bigram.stream("ba", seed=4, max_tokens=9, ignore_eos=True) as other:
+            for _ in range(asked):
+                next(stream)
+            for _ in range(5):
+                next(other)
+        run, kept = stream.run, store.load(stream.run.run_id)
+    for found in (run, kept):
+        assert found.text == streamed(list(found.steps))
+        assert found.usage.completion_tokens == len(found.steps) >= asked
+    assert asked == 0 or len(run.steps) > asked or run.finish_reason != "cancelled"
+
+
 def test_interrupting_keeps_the_text(bigram: glassbox.Model, tmp_path: Path) -> None:
     class Interrupted(BigramModel):
         def forward_parts(self, parts: Sequence[Part], look: frozenset[str] = frozenset()) -> Computed:

@@ -117,3 +117,12 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert f"sample {s['sequence']}  run" in text and f"sum of logprobs {total:.4f}" in text
         assert s["text"] in text
     assert f"{samples[0]['group']}, sample 2" in glass("runs", "--store", str(tmp_path / "s.db"))
+
+
+def test_numbers_of_samples_end_with_64_bits() -> None:
+    """Refused before the first is drawn, not by the last one's draw."""
+    model = glassbox.load("bigram")
+    with pytest.raises(ParameterError, match="sequence is 18446744073709551615, but must be"):
+        model.samples("ab", n=2, sequence=2**64 - 1, max_tokens=3)
+    last = model.samples("ab", n=2, sequence=2**64 - 2, seed=1, max_tokens=3)[1]
+    assert last.request.sequence == 2**64 - 1 and len(last.steps) == 3

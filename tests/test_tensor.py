@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import random_gguf
+import safetensors.numpy
 import tiny_gguf
 import tiny_weights
 from test_cli import Cli
@@ -185,6 +186,10 @@ def test_the_command_shows_and_writes(bigram: Cli, tmp_path: Path) -> None:
     bigram.stored("tensor", "--at", "0", "--point", "embed", "--point", "logits", "--out", str(tmp_path / "two"))
     with np.load(tmp_path / "two.npz") as both:
         assert sorted(both) == ["embed", "logits"] and both["embed"].dtype == np.float32
+    safe = tmp_path / "two.safetensors"
+    bigram.stored("tensor", "--at", "0", "--point", "embed", "--point", "logits", "--out", str(safe))
+    found = safetensors.numpy.load_file(safe)
+    assert found["embed"].tolist() == [0, 0, 1, 0] and found["logits"].tolist() == [0.75, 0.5, -1, 2]
 
 
 @pytest.mark.parametrize(

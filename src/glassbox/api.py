@@ -178,6 +178,8 @@ class Model:
         count = whole("n", n, 1, MOST_SAMPLES, f"a whole number from 1 to {MOST_SAMPLES}")
         if asked.get("beam") is not None:
             raise ParameterError("beam", asked["beam"], "left out: samples are drawn, beams are not")
+        last = 2**64 - count
+        whole("sequence", asked.get("sequence", 0), 0, last, f"a whole number from 0 to {last} with {count} samples")
         first = self.stream(prompt, group=new_run_id() if count > 1 else None, **asked)
         recorded = [asked.get("store"), asked.get("level", "look"), asked.get("retain", "text")]
         others = (replace(first.request, sequence=first.request.sequence + i) for i in range(1, count))

@@ -61,10 +61,10 @@ class Engine:
                 with self.lock:
                     while not generation.inbox and not generation.done:
                         self.step()
-                    event = generation.inbox.popleft() if generation.inbox else None  # the others wait to be asked for
-                if event is None:
-                    return
-                if isinstance(event, GlassboxError):
+                    if not generation.inbox:
+                        return
+                    event = generation.inbox.popleft()  # the rest stays there: whoever leaves now may record it
+                if isinstance(event, Exception):
                     raise event
                 yield event
         finally:
@@ -101,7 +101,7 @@ class Engine:
             every = lane.decoding or generation.request.prompt_logprobs
             counts.append(len(ids) if every else int(whole))
             parts.append(Part(np.array(ids, np.int64), lane.cache, range(len(ids) - counts[-1], len(ids)), changed))
-        begin = time.perf_counter_ns()
+        begin, before = time.perf_counter_ns(), [lane.cache.length for _, lane, _ in chosen]
         betas = [
             generation.request.policy.betas
             for (generation, *_), n in zip(chosen, counts, strict=True)
@@ -114,14 +114,27 @@ class Engine:
             for generation in dict.fromkeys(generation for generation, *_ in chosen):
                 self._fail(generation, OutOfMemory("a pass of the model", self._pass_bytes(parts), available_memory()))
             return
+        except BaseException:  # it goes to whoever ran this pass: for the others nothing has happened
+            for (_, lane, _), length in zip(chosen, before, strict=True):
+                lane.cache.truncate(length)
+            raise
         took, at = time.perf_counter_ns() - begin, 0
+        interrupt: BaseException | None = None
         for generation, lanes in groupby(zip(chosen, counts, strict=True), key=lambda pair: pair[0][0]):
             count = sum(n for _, n in lanes)
-            if count:
-                self._accept(generation, logits[at : at + count], took, sums[at : at + count])
+            try:
+                if count:
+                    self._accept(generation, logits[at : at + count], took, sums[at : at + count])
+                for lane in generation.lanes:
+                    lane.cache.trim()
+            except Exception as e:  # a bug: it ends the sequence that met it
+                self._fail(generation, e)
+            except BaseException as e:  # an interrupt in the middle of this one; the others get their tokens first
+                interrupt = e
+                self._end(generation, "cancelled")
             at += count
-            for lane in generation.lanes:
-                lane.cache.trim()
+        if interrupt is not None:
+            raise interrupt
 
     def _pass_bytes(self, parts: list[Part]) -> int:
         """What the logits of a pass take, the largest of its results."""
@@ -141,6 +154,9 @@ class Engine:
         except NonFiniteLogits as e:
             changed = generation.request.interventions
             self._fail(generation, located(e, self.model, generation.ids, changed) if e.where == FORWARD else e)
+            return
+        except MemoryError:
+            self._fail(generation, OutOfMemory("the work on a token", rows.nbytes, available_memory()))
             return
         except GlassboxError as e:
             self._fail(generation, e)
@@ -213,7 +229,7 @@ class Engine:
             return False
         return True
 
-    def _fail(self, generation: Generation, error: GlassboxError) -> None:
+    def _fail(self, generation: Generation, error: Exception) -> None:
         generation.stop("error", str(error))
         generation.inbox.append(error)
         self._leave(generation)

@@ -162,9 +162,11 @@ class KernelError(GlassboxError):
 
 
 def _shown(value: object) -> str:
-    """A value as it would be typed, but not a million ids of it."""
+    """A value as it would be typed, on one line, but not a million ids of it."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except ValueError:  # a number of more digits than Python prints
         text = "a number of thousands of digits"
+    except RecursionError:
+        text = "lists in lists without end"
     return text if len(text) <= 200 else text[:160] + "…"

@@ -18,7 +18,6 @@ from glassbox.cache.pages import Cache
 from glassbox.cache.prefix import Reuse
 from glassbox.choose import Choice, choose
 from glassbox.draft import PromptLookup
-from glassbox.errors import GlassboxError
 from glassbox.events import Event, Step
 from glassbox.model.kernels.build import load
 from glassbox.outcome import Outcome, Timings, Usage
@@ -64,7 +63,7 @@ class Generation:
         self._prompt = np.array(prompt, np.int64)  # made once: steps that look back read it for every token
         self.steps = 0
         self.reused: Reuse | None = None
-        self.inbox: deque[Event | GlassboxError] = deque()  # made, but not yet asked for
+        self.inbox: deque[Event | Exception] = deque()  # made, but not yet asked for
         self.outcome: Outcome | None = None
         self._vocab = tokenizer.vocab
         self.prompt_logprobs: list[float | None] = [None]  # as far as they are known; nothing comes before the first

@@ -196,9 +196,10 @@ def spare(shape: PageShape) -> int:
 
 
 def unit(rows: F32) -> F64:
-    """[n, D] -> float64 [n, D], each of length 1."""
+    """[n, D] -> float64 [n, D], each of length 1; a row of zeros stays so: it is like none."""
     wide = rows.astype(np.float64)
-    found: F64 = wide / np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+    length = np.sqrt((wide * wide).sum(axis=1, keepdims=True))
+    found: F64 = wide / np.where(length > 0, length, 1.0)
     return found
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from glassbox.engine import Engine
-from glassbox.errors import GlassboxError
 from glassbox.events import Event, PromptToken, Step
 from glassbox.generation import Generation
 from glassbox.request import Provenance, Request
@@ -85,10 +84,10 @@ class Stream:
         cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
         if cancelled:
             self._generation.stop("cancelled")
-        if self.request.beam and not isinstance(failure, GlassboxError):  # the best so far, which nobody asked for yet
+        if not isinstance(failure, Exception):  # what was made, though nobody asked for it yet
             while self._generation.inbox:
                 event = self._generation.inbox.popleft()
-                if not isinstance(event, GlassboxError):
+                if not isinstance(event, Exception):
                     self._record(event)
         if self._generation.outcome is not None and cancelled:
             self._recorder.end(self._generation.outcome)

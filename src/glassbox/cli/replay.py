@@ -81,7 +81,9 @@ def tensor(
     at: int = typer.Option(..., "--at", metavar="N", help="The step whose token was chosen there, from 0."),
     point: list[str] = typer.Option(..., "--point", metavar="P", help="resid_post.10, logits, …; may be repeated."),
     all_positions: bool = typer.Option(False, "--all-positions", help="Of every position up to there, not of one."),
-    out: str = typer.Option(None, "--out", metavar="FILE", help="Write .npy (several points: .npz); replaces FILE."),
+    out: str = typer.Option(
+        None, "--out", metavar="FILE", help="Write .npy (several points: .npz), or .safetensors; replaces FILE."
+    ),
     model: str = OtherModelOption,
     force: bool = ForceOption,
     store: str = StoreOption,

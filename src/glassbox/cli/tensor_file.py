@@ -1,4 +1,6 @@
-"""Arrays as a file and as a few numbers. In: named float32 arrays. Out: a .npy or .npz file, whole or not at all."""
+"""Arrays as a file and as a few numbers. In: named float32 arrays. Out: a .npy, .npz or .safetensors file, whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,20 @@ from typing import Any
 import numpy as np
 
 from glassbox.errors import ParameterError
+from glassbox.trace.export.tensors import safetensors_bytes
 from glassbox.types import F32
 
 FIRST = 6  # values that are shown
+SAFE = ".safetensors"
 
 
 def save(name: str, values: Mapping[str, F32]) -> str:
-    """Write one array as .npy, several as .npz, adding the ending where it is missing, as numpy does. Returns the path.
+    """Write one array as .npy, several as .npz, adding the ending where it is missing, as numpy does; any number as
+    .safetensors where the name ends so. Returns the path.
 
     A file that is there is replaced; one that cannot be written whole leaves nothing. Raises ParameterError, OSError.
     """
-    ending = ".npy" if len(values) == 1 else ".npz"
+    ending = SAFE if name.endswith(SAFE) else ".npy" if len(values) == 1 else ".npz"
     if name.endswith((".npy", ".npz")) and not name.endswith(ending):
         raise ParameterError("out", name, f"a name that ends in {ending} for {len(values)} point(s)")
     path = Path(name if name.endswith(ending) else name + ending)
@@ -34,7 +39,9 @@ def save(name: str, values: Mapping[str, F32]) -> str:
         raise OSError(e.errno, e.strerror, str(path)) from None
     try:
         with os.fdopen(handle, "wb") as file:
-            if len(values) == 1:
+            if ending == SAFE:
+                file.write(safetensors_bytes(values))
+            elif len(values) == 1:
                 np.save(file, next(iter(values.values())))
             else:
                 np.savez(file, **dict(values))  # type: ignore[arg-type]  # no point is called allow_pickle

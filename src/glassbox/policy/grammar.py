@@ -36,8 +36,12 @@ class Grammar:
     text: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS or not isinstance(self.text, str):
-            raise ParameterError("grammar", {self.kind: self.text}, _ALLOWED)
+        if not (isinstance(self.kind, str) and self.kind in KINDS and isinstance(self.text, str)):
+            raise ParameterError("grammar", (self.kind, self.text), _ALLOWED)
+        for name in ("kind", "text"):
+            object.__setattr__(self, name, str.__str__(getattr(self, name)))  # of an enum, too, the string it is
+        if self.kind == "json_object" and self.text:
+            raise ParameterError("grammar", {self.kind: self.text}, "left without a text: any object will do")
         if len(self.text) > MAX_TEXT:
             raise ParameterError("grammar", f"of {len(self.text):,} characters", f"at most {MAX_TEXT:,} characters")
         if not self.text.strip() and self.kind != "json_object":
@@ -46,6 +50,8 @@ class Grammar:
             self.text.encode()
         except UnicodeEncodeError as e:
             raise ParameterError("grammar", self.kind, f"text: character {e.start} is a lone surrogate") from None
+        if self.kind == "choice":
+            _choices(_listed(self.text))
 
     @classmethod
     def of(cls, value: object) -> Grammar:
@@ -84,6 +90,13 @@ def _json(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
         raise ParameterError("grammar", "a schema", f"plain data: {e}") from None
+
+
+def _listed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _choices(value: object) -> str:

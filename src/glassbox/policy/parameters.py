@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+import numpy as np
+
 from glassbox.errors import ParameterError
 from glassbox.policy.grammar import Grammar
 from glassbox.policy.step import EVERYTHING, OUTPUT, real, whole
@@ -33,11 +35,16 @@ def top_k(name: str, value: object) -> int:
 
 def one_of(*words: str) -> Check:
     def check(name: str, value: object) -> str:
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise ParameterError(name, value, f"one of {', '.join(words)}")
-        return str(value)
+        return plain(value)
 
     return check
+
+
+def plain(value: str) -> str:
+    """Of an enum, too, the string it is."""
+    return str.__str__(value)
 
 
 def flag(name: str, value: object) -> bool:
@@ -49,12 +56,12 @@ def flag(name: str, value: object) -> bool:
 def scope(name: str, value: object) -> str | int:
     allowed = f"{EVERYTHING!r}, {OUTPUT!r}, or a whole number N of 1 or more: the last N of both"
     if isinstance(value, str) and value in (EVERYTHING, OUTPUT):
-        return value
+        return plain(value)
     return whole(name, value, 1, MOST, allowed)
 
 
 def _list(name: str, value: object, allowed: str) -> list[Any]:
-    listed = value.tolist() if hasattr(value, "tolist") else value
+    listed = value.tolist() if isinstance(value, np.ndarray) else value  # numpy's numbers become Python's
     if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Iterable):
         raise ParameterError(name, value, allowed)
     return list(listed)
@@ -91,6 +98,7 @@ def sequences(name: str, value: object) -> tuple[tuple[int, ...], ...]:
 
 
 Key = int | tuple[int, ...] | str  # what a bias is about: an id, ids one after another, or a text
+DIGITS = 20  # of an id written as a string; Python makes no number of thousands
 _BIAS = "a mapping of ids, sequences of ids or texts to finite numbers"
 
 
@@ -110,7 +118,10 @@ def bias(name: str, value: object) -> tuple[tuple[Key, float], ...]:
 
 
 def _key(name: str, key: object, *, digits: bool) -> Key:
-    if isinstance(key, str) and not (digits and key.isdecimal()):
+    number = isinstance(key, str) and digits and key.isascii() and key.isdecimal()
+    if isinstance(key, str) and number and len(key) > DIGITS:
+        raise ParameterError(name, key, _BIAS)
+    if isinstance(key, str) and not number:
         return text(name, key, _BIAS)
     if isinstance(key, tuple | list):
         ids = _ids(name, key, _BIAS)
@@ -124,7 +135,7 @@ def text(name: str, value: object, allowed: str) -> str:
     """Text that can be encoded: not empty, no half of a surrogate pair."""
     if not isinstance(value, str) or not value or any(0xD800 <= ord(c) < 0xE000 for c in value):
         raise ParameterError(name, value, f"{allowed}; a text has at least one character, and no lone surrogate")
-    return value
+    return plain(value)
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
@@ -150,7 +161,7 @@ def grammar(name: str, value: object) -> Grammar | None:
 def layers(name: str, value: object) -> str | tuple[int, ...]:
     """ "low", "high", or layers, ascending, each once."""
     if isinstance(value, str) and value in ("low", "high"):
-        return value
+        return plain(value)
     allowed = "low, high, or a sequence of layers, whole numbers of 0 or more; empty is off"
     return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed)}))
 

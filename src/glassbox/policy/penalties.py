@@ -181,8 +181,8 @@ class Dry:
     @property
     def _longest(self) -> int:
         """No longer match costs more: so a text that only repeats itself is not walked from end to end."""
-        growth = math.log(self.base)
-        return self.allowed_length + (math.ceil(math.log(_MOST / self.multiplier) / growth) if growth else 0)
+        growth, room = math.log(self.base), math.log(_MOST) - math.log(self.multiplier)
+        return self.allowed_length + (math.ceil(room / growth) if growth else 0)
 
     def _matches(self, seen: I64) -> tuple[I64, I64]:
         """(ids ascending, the longest match before each), only matches that are long enough."""

@@ -21,7 +21,7 @@ from glassbox.policy.ledger import Candidate, LedgerRow
 from glassbox.policy.parameters import CHECKS, Key
 from glassbox.policy.shaped import RAW, Shaped, shape
 from glassbox.policy.step import EVERYTHING, OUTPUT, Past, Scope, Step, Views, needs_of, whole
-from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS
+from glassbox.policy.table import DEFAULT_ORDER, KEEP_MOST, STEPS, checked_order
 from glassbox.policy.temperature import Temperature
 from glassbox.types import I64, Sums
 
@@ -96,7 +96,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
-        object.__setattr__(self, "order", _checked_order(self.order))
+        object.__setattr__(self, "order", checked_order(self.order))
         for name, step in STEPS.items():
             if name not in self.order and self.runs(name):
                 on = next(p for p in step.parameters if getattr(self, p) != _OFF[p])
@@ -233,6 +233,8 @@ class Policy:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Policy:
         """The reverse of `to_dict`. What is missing is off; what is unknown is refused."""
+        if not isinstance(data, Mapping):
+            raise ParameterError("policy", data, "a mapping of parameters to values, as to_dict gives it")
         known = [f.name for f in fields(cls)]
         for name in data:
             if name not in known:
@@ -257,16 +259,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Grammar):
         return value.to_dict()
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _checked_order(order: object) -> tuple[str, ...]:
-    allowed = f"some of these, each once: {', '.join(STEPS)}"
-    if isinstance(order, str) or not isinstance(order, Sequence):
-        raise ParameterError("order", order, allowed)
-    names = tuple(order)
-    for i, name in enumerate(names):
-        if name not in STEPS:
-            raise ParameterError("order", name, allowed)
-        if name in names[:i]:
-            raise ParameterError("order", names, f"without a step twice: {name}")
-    return names

@@ -14,7 +14,7 @@ from typing import Any
 from glassbox.errors import ParameterError, Unsupported
 from glassbox.policy.parameters import CHECKS
 from glassbox.policy.step import EVERYTHING, OUTPUT
-from glassbox.policy.table import DEFAULT_ORDER, STEPS
+from glassbox.policy.table import DEFAULT_ORDER, STEPS, checked_order
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def values_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ParameterError(parameter, value, allowed)
     own = found.mirostat if found.mirostat and given.get("mirostat_tau") else found.order
     order = given.get("order", own)
-    for step in order:
+    for step in checked_order(order):
         if step not in own:
             raise ParameterError("order", step, f"a step of preset {name}: {', '.join(own)}")
     defaults = {k: v for k, v in found.defaults.items() if any(k in STEPS[s].parameters for s in order if s in STEPS)}

@@ -25,8 +25,8 @@ from glassbox.types import F32, F64, I64, Sums
 RAW = "raw logits"  # the first row of every ledger
 FORWARD = "the forward pass"  # where they come from
 
-# A weight that underflows to 0 is right, and NaN is looked for: neither needs numpy's warnings.
-_QUIET = np.errstate(under="ignore", invalid="ignore")
+# A weight that underflows to 0 is right, and NaN and infinity are looked for: none needs numpy's warnings.
+_QUIET = np.errstate(all="ignore")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

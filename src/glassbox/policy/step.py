@@ -111,7 +111,7 @@ def real(name: str, value: object, low: float, high: float, allowed: str, *, abo
         raise ParameterError(name, value, allowed) from None
     if not math.isfinite(number) or number < low or number > high or (above and number == low):
         raise ParameterError(name, value, allowed)
-    return number
+    return number + 0.0  # -0.0 is 0.0
 
 
 def whole(name: str, value: object, low: int, high: int | None, allowed: str) -> int:

@@ -7,11 +7,13 @@ But: no order but the default one; presets.py has the others.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from glassbox.errors import ParameterError
 from glassbox.policy import constrain, contrast, mirostat, penalties, truncate, truncate_entropy
 from glassbox.policy.grammar import InGrammar
+from glassbox.policy.parameters import plain
 from glassbox.policy.step import Step
 from glassbox.policy.temperature import DynamicTemperature, Greedy, Temperature
 
@@ -190,6 +192,20 @@ KEEP_MOST = (
     constrain.LogitBias, penalties.RepetitionPenalty, penalties.FrequencyPenalty, penalties.RelativeFrequencyPenalty,
     penalties.PresencePenalty, penalties.NoRepeatNgram, penalties.Dry, penalties.LengthDecay,
 )  # fmt: skip
+
+
+def checked_order(order: object) -> tuple[str, ...]:
+    """Names of steps, each once. Raises ParameterError."""
+    allowed = f"some of these, each once: {', '.join(STEPS)}"
+    if isinstance(order, str) or not isinstance(order, Sequence):
+        raise ParameterError("order", order, allowed)
+    names = tuple(order)
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or name not in STEPS:
+            raise ParameterError("order", name, allowed)
+        if name in names[:i]:
+            raise ParameterError("order", names, f"without a step twice: {name}")
+    return tuple(map(plain, names))
 
 
 def formula(kind: type) -> str:

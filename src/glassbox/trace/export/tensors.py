@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,10 +32,3 @@ def safetensors_bytes(tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Map
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8
     return struct.pack("<Q", len(text)) + text + b"".join(parts)
-
-
-def write_safetensors(
-    path: Path, tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
-) -> None:
-    """Write the file. Raises ParameterError, OSError."""
-    path.write_bytes(safetensors_bytes(tensors, metadata))
