@@ -331,6 +331,7 @@ def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> No
         assert ended == ("length" if "--json" in command else "cancelled")
 
 
+@pytest.mark.slow
 def test_an_encoding_that_cannot_say_it_all() -> None:
     for more in ((), ("--json",)):
         p = started("tokenize", "a", "--model", "bigram", *more, env={**os.environ, "PYTHONIOENCODING": "ascii"})

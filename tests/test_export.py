@@ -367,6 +367,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, to: str, monkeypatch:
 
 
 @pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_leaves_nothing_behind(tmp_path: Path, to: str) -> None:
     """Through the command line, with a limit of the kernel's own."""
     store, room = tmp_path / "s.db", tmp_path / "room"

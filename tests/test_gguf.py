@@ -269,6 +269,7 @@ def test_it_reads_what_the_public_writer_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_a_real_model_reads_as_in_the_public_reader(smollm2_gguf: Gguf) -> None:
     theirs = GGUFReader(smollm2_gguf.path)
     fields = {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}

@@ -205,6 +205,7 @@ def test_on_read_only_media_a_closed_store_can_be_read(path: Path, monkeypatch: 
     assert "unable to open" in refused(path, readonly=True)
 
 
+@pytest.mark.slow
 def test_many_processes_make_one_store(path: Path) -> None:
     script = """
         import sys, test_record

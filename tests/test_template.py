@@ -593,6 +593,7 @@ def test_a_template_cannot_change_what_it_is_given() -> None:
             render(f"{{{{ {change} }}}}x", talk)
 
 
+@pytest.mark.slow
 def test_long_conversations_have_fuel_enough() -> None:
     long = [{"role": ("user", "assistant")[i % 2], "content": "word, <think>x</think> " * 50} for i in range(300)]
     assert len(render(CHATML, long).segments) == 601
