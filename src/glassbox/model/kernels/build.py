@@ -182,7 +182,7 @@ def _check_host() -> None:
     import llvmlite.binding as llvm
 
     have = llvm.get_host_cpu_features()
-    wanted = [f[1:] for f in target()[1].split(",")]
+    wanted = [f[1:] for f in target()[1].split(",") if f[0] == "+"]
     missing = [f for f in wanted if not have.get(f, sys.platform == "darwin")]
     if missing:
         raise KernelError(f"this processor lacks {', '.join(missing)}, which the kernels are compiled for")
