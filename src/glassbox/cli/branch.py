@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
-from glassbox.cli.output import JsonOption, StoreOption, load_model, note, open_store, print_json
+from glassbox.cli.output import JsonOption, StoreOption, note, open_store, print_json
+from glassbox.cli.replay import model_for
 from glassbox.cli.trace import Interrupted, run_trace
 from glassbox.cli.whatif import RunArgument, RunModelOption, laid_over
 from glassbox.errors import ParameterError, PromptError
@@ -54,7 +55,7 @@ def branch(
             asked["messages"] = edited(found, message_edit)
         if flags:
             asked |= {"policy": laid_over(found.policy, flags), "sources": sources(found, flags)}
-        loaded = load_model(model or found.model)
+        loaded = model_for(found, model)
         stream = begin(found, loaded, store=opened, **asked)
         live = None if as_json else Live(loaded, f"steps before {at} are those of run {found.run_id}" if at else "")
         made, interrupted = run_trace(stream, live)
