@@ -310,6 +310,21 @@ def test_runs_that_kept_less(bigram: glassbox.Model, run: glassbox.Run, tmp_path
     assert d.sentence.startswith("equal as far as they could be compared; not compared: prompt, ids")
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("retain", ["ids", "none"])
+def test_what_a_template_was_given_is_no_difference_where_it_was_not_kept(
+    smollm2: glassbox.Model, tmp_path: Path, retain: str
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Name a bird."}], "seed": 7, "max_tokens": 2}
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        less = store.load(smollm2.generate(store=store, retain=retain, **asked).run_id)  # type: ignore[arg-type]
+    for pair in ((smollm2.generate(**asked), less), (less, smollm2.generate(**asked))):
+        d = checked(diff(*pair))
+        assert d.equal and d.stages["template"].same is None
+        assert "gave the template was not kept" in d.stages["template"].says
+    assert checked(diff(less, less)).equal
+
+
 def test_an_interrupted_run(bigram: glassbox.Model, run: glassbox.Run) -> None:
     cut = replace(run, steps=run.steps[:2], outcome=None, status="interrupted")
     d = checked(diff(run, cut))
