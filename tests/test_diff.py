@@ -193,6 +193,14 @@ def test_another_token_for_no_reason_given(run: glassbox.Run) -> None:
     assert d.first == "text" and d.stages["text"].says == "from step 3 on: 2 'b' against 0 ' '"
 
 
+def test_a_token_that_was_put_there_is_the_reason(run: glassbox.Run) -> None:
+    other = next(i for i in range(4) if i != run.ids[1])
+    d = checked(diff(run, run.branch(1, token_id=other)))
+    assert d.first == "text" and d.stages["text"].says.endswith(f"against {other} '{' abc'[other]}', put there")
+    d = checked(diff(run.branch(1, token_id=other), run))
+    assert f"'{' abc'[other]}', put there, against {run.ids[1]} " in d.stages["text"].says
+
+
 def test_beam_searches(bigram: glassbox.Model, run: glassbox.Run) -> None:
     """Settings, and the first candidate that differs; a search beside a draw; what does not say."""
     how = dict(policy=Policy(1.5), max_tokens=4)
