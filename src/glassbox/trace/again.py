@@ -62,6 +62,14 @@ def check_model(run: Run, opened: Opened) -> None:
         raise PromptError(f"run {run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…")
 
 
+def check_kv(run: Run, opened: Opened) -> None:
+    """Raises PromptError where keys and values are kept in another way than the run kept them: the logits are others,
+    and what differs would look like the work of a policy or a draw."""
+    made, found = run.provenance.kv, opened.model.new_cache().pool.shape.kind
+    if made != found:
+        raise PromptError(f"run {run.run_id} was made with kv {made}, and the model is open with {found}", param="kv")
+
+
 class Again:
     """Close it, or use it as a context manager: it holds pages of the cache.
 

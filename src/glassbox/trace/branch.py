@@ -20,7 +20,7 @@ from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.request import Branch, Request
-from glassbox.trace.again import Opened, check_model
+from glassbox.trace.again import Opened, check_kv, check_model
 from glassbox.trace.record import Run
 from glassbox.types import Messages
 
@@ -76,6 +76,7 @@ def _at(
         raise PromptError(f"run {run.run_id} is a beam search: its steps were not drawn one by one; edit its prompt")
     if run.retain == "none":
         raise PromptError(f"run {run.run_id} was recorded without its ids: there is nothing to branch from")
+    check_kv(run, opened)
     last = len(run.steps) - (run.finish_reason == "stop")  # behind the last one, where the text did not end there
     step = whole("at", at, 0, max(last, 0), f"a step of the run, from 0 to {last}")
     if token_id is not None:

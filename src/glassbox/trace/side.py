@@ -57,6 +57,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "run_id": TEXT, "model": TEXT, "prompt_text": TEXT, "prompt_ids": IDS, "segments": OBJECTS, "prompt": OBJECTS,
         "steps": OBJECTS, "text": TEXT, "policy": OBJECT, "provenance": OBJECT, "chat": OBJECT, "usage": OBJECT,
         "stop_reason": OBJECT, "beams": OBJECT, "finish_reason": TEXT, "fingerprint": TEXT, "seed": ID, "sequence": ID,
+        "forced": IDS,
     },
     "provenance": dict.fromkeys(("model_sha256", "tokenizer_sha256", "template_sha256", "engine", "kv"), TEXT),
     "policy": {"order": TEXTS},
