@@ -54,7 +54,7 @@ def branch(
             asked["messages"] = edited(found, message_edit)
         if flags:
             asked |= {"policy": laid_over(found.policy, flags), "sources": sources(found, flags)}
-        loaded = load_model(model or found.model)
+        loaded = load_model(model or found.model, found.provenance.kv)
         stream = begin(found, loaded, store=opened, **asked)
         live = None if as_json else Live(loaded, f"steps before {at} are those of run {found.run_id}" if at else "")
         made, interrupted = run_trace(stream, live)

@@ -44,7 +44,7 @@ def whatif(
     policy = laid_over(found.policy, flags)
     if at is not None and threshold is None:
         raise ParameterError("at", at, "left out: it goes with --threshold")
-    loaded = load_model(model or found.model)
+    loaded = load_model(model or found.model, found.provenance.kv)
     steps = None if at is None else [at]
     what = found.what_if(policy, opened=loaded, draws=draws, threshold=threshold, steps=steps)
     if as_json:
