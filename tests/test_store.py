@@ -942,6 +942,13 @@ def test_a_value_of_another_type_than_its_column_is_damage_even_to_those_who_wel
         store.load(run.run_id, verify=False)
 
 
+def test_the_parameters_of_a_step_are_an_object(path: Path) -> None:
+    (run,) = filled(path)
+    sql(path, "UPDATE ledger SET params = '3'")
+    with open_store(path) as store, pytest.raises(StoreError, match="TypeError"):
+        store.load(run.run_id, verify=False)
+
+
 def test_damage_is_told_and_can_be_looked_at(path: Path) -> None:
     (run,) = filled(path)
     sql(path, "UPDATE position SET id = 7 WHERE step = 2", "UPDATE position SET u = 0.5 WHERE step = 3")

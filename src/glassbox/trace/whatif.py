@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport, PromptError
+from glassbox.errors import EmptySupport, ParameterError, PromptError
 from glassbox.policy.philox import uniform
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
@@ -128,15 +128,22 @@ def what_if(
     policy = opened.fitted(policy, run.request.stop_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
-        wanted = set(range(len(run.steps))) if steps is None else set(steps)
-        for step in wanted:
-            again.position(step)  # refuses what is no step
+        wanted = _steps(again, range(len(run.steps)) if steps is None else steps)
         rows = []
         for step, logits in enumerate(again.rows()):
             shaped = _shaped(again, step, logits, policy)
             edges = scan.edges(_chooser(again, step, logits), run.ids[step]) if scan and step in wanted else ()
             rows.append(replace(_row(again, step, shaped, n), edges=edges))
     return WhatIf(run.run_id, policy, tuple(rows), threshold)
+
+
+def _steps(again: Again, given: Iterable[int]) -> set[int]:
+    if not isinstance(given, Iterable):
+        raise ParameterError("steps", given, "a sequence of steps of the run")
+    wanted = list(given)
+    for step in wanted:
+        again.position(step)  # refuses what is no step
+    return set(wanted)
 
 
 def _chooser(again: Again, step: int, logits: F32) -> Choose:
