@@ -172,6 +172,10 @@ def test_bad_input_names_the_parameter(bigram: glassbox.Model, parent: Run) -> N
         ({"at": 2, "text": "x"}, "text"),
         ({"at": 2, "seed": -1}, "seed"),
         ({"at": 5, "max_tokens": 5}, "max_tokens"),
+        ({"at": 2, "policy": 3}, "policy"),
+        ({"at": 2, "policy": Policy(), "sources": 3}, "sources"),
+        ({"at": 2, "interventions": None}, "interventions"),
+        ({"at": 2, "interventions": [3]}, "interventions"),
     ):
         with pytest.raises(ParameterError, match=word):
             parent.branch(**asked)

@@ -190,6 +190,11 @@ def test_bad_input_names_the_parameter(recorded: Run) -> None:
         recorded.what_if(Policy(), draws=-1)
     with pytest.raises(ParameterError, match="step is 99"):
         recorded.what_if(Policy(), threshold="top_k", steps=[99])
+    with pytest.raises(ParameterError, match="steps is 3"):
+        recorded.what_if(Policy(), threshold="top_k", steps=3)  # type: ignore[arg-type]
+    for wrong in (None, 3, {}, "greedy"):
+        with pytest.raises(ParameterError, match=r"policy is .* a Policy"):
+            recorded.what_if(wrong)  # type: ignore[arg-type]
 
 
 def test_200_steps_take_less_than_three_seconds(smollm2: glassbox.Model) -> None:

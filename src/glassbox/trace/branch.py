@@ -48,6 +48,8 @@ def branch(
     TemplateError, ContextOverflow.
     """
     check_model(run, opened)
+    if not isinstance(sources or {}, Mapping):
+        raise ParameterError("sources", sources, "a mapping of parameters to where they are from")
     edits = [name for name, value in (("text", text), ("messages", messages)) if value is not None]
     request = replace(
         run.request,
@@ -56,7 +58,8 @@ def branch(
         sources=run.request.sources if policy is None and sources is None else dict(sources or {}),
     )
     begin = len(run.prompt_ids) - 1 + at if isinstance(at, int) and at > 0 else 0
-    done = check_interventions([_from(begin, one) for one in interventions], opened.model.spec)
+    given = check_interventions(interventions, opened.model.spec)
+    done = check_interventions([_from(begin, one) for one in given], opened.model.spec)
     request = replace(request, interventions=(*request.interventions, *done))
     if not edits:
         return _at(run, opened, request, at, token_id, max_tokens, store)

@@ -157,9 +157,9 @@ def side_of(what: Run | Mapping[str, Any] | str | Path, letter: str) -> Side:
 
 
 def _read(path: Path) -> Any:
-    if path.stat().st_size > MOST_BYTES:
-        raise PromptError(f"{path} has more than {MOST_BYTES:,} bytes")
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PromptError(f"{path} has more than {MOST_BYTES:,} bytes")
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as e:
         raise PromptError(f"{path} is not JSON: {e}") from None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport, PromptError
+from glassbox.errors import EmptySupport, ParameterError, PromptError
 from glassbox.generation import logits_hash
 from glassbox.policy.philox import uniform
 from glassbox.policy.policy import Policy, Shaped
@@ -131,9 +131,7 @@ def what_if(
     policy = opened.fitted(policy, run.request.stop_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
-        wanted = set(range(len(run.steps))) if steps is None else set(steps)
-        for step in wanted:
-            again.position(step)  # refuses what is no step
+        wanted = _steps(again, range(len(run.steps)) if steps is None else steps)
         rows = []
         for step, logits in enumerate(again.rows()):
             shaped = _shaped(again, step, logits, policy)
@@ -143,6 +141,15 @@ def what_if(
             proven = logits_hash(logits) == run.steps[step].logits_hash
             rows.append(replace(row, edges=edges, proven=proven))
     return WhatIf(run.run_id, policy, tuple(rows), threshold)
+
+
+def _steps(again: Again, given: Iterable[int]) -> set[int]:
+    if not isinstance(given, Iterable):
+        raise ParameterError("steps", given, "a sequence of steps of the run")
+    wanted = list(given)
+    for step in wanted:
+        again.position(step)  # refuses what is no step
+    return set(wanted)
 
 
 def _chooser(again: Again, step: int, logits: F32) -> Choose:
