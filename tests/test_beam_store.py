@@ -136,6 +136,7 @@ def glass(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "glassbox", *arguments], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_line_shows_the_tree(tmp_path: Path) -> None:
     store = ("--store", str(tmp_path / "s.db"))
     flags = "--beams 4 --length-penalty 0 --early-stopping never --beam-groups 2 --diversity-penalty 0.5 --returned 3"

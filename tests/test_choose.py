@@ -183,6 +183,7 @@ def test_the_walk_down_a_whole_vocabulary(u: float, policy: Policy) -> None:
     assert low == pytest.approx(cdf[at] - probs[chosen], abs=1e-11)
 
 
+@pytest.mark.slow
 def test_100_000_draws_agree_with_the_probabilities() -> None:
     logits = [0.0, 2.0, -1.0, 1.5, 0.5, 2.0, -3.0, 1.0]
     policy = Policy(temperature=0.9, top_k=7)

@@ -17,10 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import busy
 import pytest
 from gguf_writer import ARRAY, INT32, STRING, array, build, kv, text, u32
 from rich.cells import cell_len
 from rich.text import Text
+from test_store import writer_that
 
 import glassbox
 from glassbox.cli import app, prompt, render, show_text
@@ -329,6 +331,7 @@ def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> No
         assert ended == ("length" if "--json" in command else "cancelled")
 
 
+@pytest.mark.slow
 def test_an_encoding_that_cannot_say_it_all() -> None:
     for more in ((), ("--json",)):
         p = started("tokenize", "a", "--model", "bigram", *more, env={**os.environ, "PYTHONIOENCODING": "ascii"})
@@ -654,14 +657,23 @@ def test_complaints_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(err) < 1100 and err.startswith("glassbox: architecture 'xx") and err.endswith("is not supported\n")
 
 
-def test_an_incomplete_trace_does_not_look_whole(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
-    why = "incomplete: the disk is full"
+def test_an_incomplete_trace_does_not_look_whole(
+    cli: Cli, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "incomplete: cannot be written: the disk is full"
     cli.stored("trace", "ab", *BIGRAM)
     for command in (("runs",), ("show",), ("show", "--at", "0")):
         assert "incomplete" not in cli.stored(*command)[0]
-    with sqlite3.connect(cli.store) as db:
-        db.execute("UPDATE run SET incomplete = ?", (why,))
-    db.close()
+    made = writer_that(monkeypatch, lambda conn: None)
+    with (
+        glassbox.open_store(cli.store) as store,
+        glassbox.load("bigram").stream("ab", seed=7, max_tokens=200, ignore_eos=True, store=store) as stream,
+    ):
+        next(stream)
+        store.flush()
+        made[-1].execute("PRAGMA max_page_count = 1")  # the writer has as many as there are
+        assert sum(1 for _ in stream) == 199
+        assert stream.run.problem == why and stream.run.recorded
     assert f"\n  trace  {why}\n" in cli.stored("runs")[0]
     for command in (("show",), ("show", "--at", "0")):
         assert f"trace    {why}\n" in cli.stored(*command)[0]
@@ -719,13 +731,14 @@ def test_text_cannot_steer_the_terminal() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_first_run_says_that_it_compiles_and_a_second_clone_does_not(tmp_path: Path, smollm2_path: Path) -> None:
     """Kernels lie in the cache folder under a name that the sources' content decides, not their place."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     code = "import sys; from glassbox.model.kernels.build import load; load(print)"
-    begin = time.perf_counter()
+    begin = busy.seconds()
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    took = time.perf_counter() - begin
+    took = busy.seconds() - begin
     assert first.returncode == 0 and first.stdout.startswith("compiling the kernels"), first.stderr
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert again.returncode == 0 and again.stdout == ""

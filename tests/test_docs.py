@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_documents_show_what_commands_print(smollm2_path: Path, gemma3_path: Path) -> None:
     done = subprocess.run([sys.executable, ROOT / "tools" / "docs.py", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

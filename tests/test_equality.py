@@ -61,6 +61,7 @@ def in_child(path: Path, env: dict[str, str] | None = None, **how: Any) -> tuple
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.slow
 def test_threads_and_chunks(smollm2: glassbox.Model, smollm2_path: Path, threads: int) -> None:
     ids = smollm2.encode_chat(MESSAGES).ids
     cache = smollm2.model.new_cache()

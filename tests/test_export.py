@@ -28,6 +28,7 @@ from test_record import PROVENANCE, SECRET, make_outcome, make_prompt, make_requ
 import glassbox
 from glassbox.cli.main import run as cli
 from glassbox.errors import GlassboxError, ParameterError, PromptError
+from glassbox.model.intervene import Intervention
 from glassbox.policy.policy import Policy
 from glassbox.trace import copy
 from glassbox.trace import export as exports
@@ -177,7 +178,12 @@ def test_the_published_schema_describes_every_kind_of_run(tmp_path: Path) -> Non
     )
     assert json.loads(made.stdout) == schema, "run: python tools/run_schema.py > docs/run.schema.json"
     jsonschema.Draft202012Validator.check_schema(schema)
-    for run in [*kinds(tmp_path / "s.db"), hostile()]:
+    bigram = glassbox.load("bigram")
+    branched = bigram.generate("ab", seed=5, max_tokens=6).branch(2, token_id=1)
+    done = (Intervention("resid_out.0", "zero"), Intervention("attn_out.0.head1", "scale", 0.5, positions=(1, 3)))
+    changed = replace(branched, request=replace(branched.request, interventions=done))
+    assert branched.request.branch is not None and branched.request.branch.forced == (2,)
+    for run in [*kinds(tmp_path / "s.db"), hostile(), branched, changed]:
         told = json.loads(json.dumps(run.to_dict(), allow_nan=False))
         jsonschema.validate(told, strict(schema))  # a key is not described: add it to tools/run_schema.py
     for key, wrong in (("seed", "7"), ("prompt_ids", None), ("version", 2), ("steps", [{}])):
@@ -369,6 +375,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, to: str, monkeypatch:
 
 
 @pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_leaves_nothing_behind(tmp_path: Path, to: str) -> None:
     """Through the command line, with a limit of the kernel's own."""
     store, room = tmp_path / "s.db", tmp_path / "room"

@@ -50,6 +50,7 @@ def both(request: pytest.FixtureRequest, folders: Path) -> tuple[str, Engine, To
     return request.param, engine, Tokenizer.from_folder(folder)
 
 
+@pytest.mark.slow
 def test_ids_are_the_librarys(both: tuple[str, Engine, Tokenizer]) -> None:
     name, engine, tokenizer = both
     back = 0
@@ -66,6 +67,7 @@ def test_ids_are_the_librarys(both: tuple[str, Engine, Tokenizer]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_noted_comes_back(both: tuple[str, Engine, Tokenizer]) -> None:
     _, _, tokenizer = both
     for line in LINES:

@@ -79,7 +79,7 @@ def whole(read: Callable[[], Any]) -> bool:
 
     Time is that of the processor: the machine may be busy with something else.
     """
-    begin = time.perf_counter()
+    begin = time.thread_time()
     try:
         found = read()
         for t in found.tensors.values():
@@ -88,7 +88,7 @@ def whole(read: Callable[[], Any]) -> bool:
         assert str(e).isprintable() and len(str(e)) < 2000
         return False
     finally:
-        assert time.perf_counter() - begin < 0.5
+        assert time.thread_time() - begin < 0.5
     return True
 
 

@@ -291,6 +291,7 @@ def test_a_prompt_counts_the_same_cached_or_not(smollm2: glassbox.Model) -> None
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_stream_equals_text_on_the_golden_prompts(smollm2: glassbox.Model, golden: dict[str, Any]) -> None:
     for p in golden["smollm2"]["prompts"]:
         for stop in ((), ("the", "e\n", "🙂"), (" of",)):

@@ -61,6 +61,7 @@ def test_greedy_ids(case: tuple[glassbox.Model, dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.slow
 def test_chunks_change_no_bit(case: tuple[glassbox.Model, dict[str, Any]], chunk: int) -> None:
     model, p = case
     ids = p["ids"] if chunk > 1 else p["ids"][:100]
@@ -82,6 +83,7 @@ def test_one_thread_and_two_give_the_same_bits_on_gemma(gemma3: glassbox.Model, 
         assert forward_bytes(gemma3, p["ids"]) == forward_bytes(other, p["ids"])
 
 
+@pytest.mark.slow
 def test_reuse_after_the_window_has_passed(gemma3: glassbox.Model) -> None:
     """C08-06: run W + 300 ids, then go back to a shared prefix; both equal their cold runs."""
     model = gemma3.model

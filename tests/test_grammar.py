@@ -431,7 +431,7 @@ def test_a_grammar_that_ends_too_early_is_an_error_that_says_so(tokenizer: Token
     with pytest.raises(EmptySupport) as caught:
         say(tokenizer, [6150] * 4, [19556], policy=policy)
     assert (caught.value.step, caught.value.others, caught.value.at) == ("min_tokens", ("grammar",), 1)
-    with pytest.raises(EmptySupport, match="'allowed_ids' at output token 0: together with 'grammar'"):
+    with pytest.raises(EmptySupport, match="no token allowed at step 0: constraints grammar and allowed_ids"):
         say(tokenizer, [5] * 4, [19556], policy=Policy(grammar={"regex": "a"}, allowed_ids=(500,)))  # type: ignore[arg-type]
 
 

@@ -49,6 +49,7 @@ def zero_head(file: Gguf, monkeypatch: pytest.MonkeyPatch, layer: int, head: int
 
 
 @pytest.mark.parametrize(("layer", "head", "first"), [(5, 3, 0), (0, 8, 0), (20, 0, 4)])
+@pytest.mark.slow
 def test_a_head_set_to_zero_is_numpys_forward_without_it(
     smollm2: glassbox.Model, smollm2_gguf: Gguf, monkeypatch: pytest.MonkeyPatch, layer: int, head: int, first: int
 ) -> None:
@@ -63,6 +64,7 @@ def test_a_head_set_to_zero_is_numpys_forward_without_it(
     assert np.array_equal(found[:first], plain[:first])
 
 
+@pytest.mark.slow
 def test_a_head_of_a_model_with_norms_behind_attention(
     gemma3: glassbox.Model, gemma3_gguf: Gguf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_tracing_changes_nothing(model: glassbox.Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_long_texts_take_linear_time(smollm2: glassbox.Model, gemma3: glassbox.Model) -> None:
     """A10: twice the lines take at most two and a half times as long; one character a million times ends soon."""
     text = "The quick brown fox, 1234567 times: naïve café — 日本語 🙂\n" * 5000

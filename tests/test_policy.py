@@ -435,6 +435,7 @@ def agrees_with_the_oracle(s: Shaped, logits: Sequence[float], steps: Sequence[t
 
 @given(logits=_logits, policy=_policies)
 @settings(derandomize=True, max_examples=600, deadline=None)
+@pytest.mark.slow
 def test_every_row_agrees_with_the_oracle(logits: np.ndarray, policy: Policy) -> None:
     assume(np.any(logits > -math.inf))
     steps = [(name, getattr(policy, name)) for name in policy.order]
@@ -449,6 +450,7 @@ def test_every_row_agrees_with_the_oracle(logits: np.ndarray, policy: Policy) ->
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.slow
 def test_a_whole_vocabulary_agrees_with_the_oracle(seed: int, ties: bool) -> None:
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal(20000) * (1 + 2 * seed)).astype(np.float32)

@@ -447,6 +447,7 @@ def _drawn(output: list[int]) -> list[float]:
 
 @given(logits=_logits, case=_cases(), prompt=_history, output=_history, seed=st.integers(0, 2**64 - 1))
 @settings(derandomize=True, max_examples=1000, deadline=None)
+@pytest.mark.slow
 def test_every_row_agrees_with_the_oracle(
     logits: np.ndarray, case: tuple[tuple[str, ...], dict[str, Any]], prompt: list[int], output: list[int], seed: int
 ) -> None:

@@ -122,6 +122,7 @@ def agree(source: str, talk: list[dict[str, Any]], **how: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_the_text_is_the_references(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "is_tame", lambda _: True)  # for speed: test_template.py shows that nothing changes
     rendered = [agree(SOURCES[name], talk, **how) for talk in TALKS.values() for how in WAYS.values()]

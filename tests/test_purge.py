@@ -191,6 +191,7 @@ def python(code: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True, env=env)
 
 
+@pytest.mark.slow
 def test_another_process_loses_nothing(path: Path) -> None:
     """Purges without a pause while it writes four runs."""
     gone = {written(path, steps=60).run_id for _ in range(6)}
@@ -223,6 +224,7 @@ purge(Path(sys.argv[1]), before_ms=2**60)
 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 7, 12, 20, 35])
+@pytest.mark.slow
 def test_a_purge_that_is_killed_leaves_a_sound_store(path: Path, after_ms: int) -> None:
     runs = {written(path, steps=150).run_id for _ in range(5)}
     purger = python(PURGER, str(path))

@@ -20,6 +20,7 @@ LINES = corpus()
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_smollm2_on_the_corpus(smollm2_gguf: Gguf) -> None:
     tokenizer = Tokenizer.from_gguf(smollm2_gguf.metadata)
     engine = Engine(models.BPE({p: i for i, p in enumerate(tokenizer.vocab.pieces)}, list(tokenizer.facts.merges)))
@@ -62,9 +63,9 @@ def test_a_megabyte_takes_seconds(smollm2_gguf: Gguf, gemma3_gguf: Gguf) -> None
     for gguf in (smollm2_gguf, gemma3_gguf):
         tokenizer = Tokenizer.from_gguf(gguf.metadata)
         for long in ("a" * 10**6, " " * 10**6, text):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             assert tokenizer.decode(tokenizer.encode(long).ids) == long
-            assert time.perf_counter() - begin < 20  # a second or three on an idle machine
+            assert time.thread_time() - begin < 20  # a second or three on an idle machine
 
 
 def proto_of(metadata: dict[str, Any]) -> bytes:

@@ -99,6 +99,7 @@ def test_samples_are_not_searched() -> None:
     assert e.value.param == "beam"
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     asked = ["trace", "ab", "--model", "bigram", "--seed", "3", "--max-tokens", "5", "--store", str(tmp_path / "s.db")]
 

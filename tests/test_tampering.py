@@ -167,6 +167,7 @@ def test_any_change_of_any_value_is_found(world: World, copy: Path) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
+@pytest.mark.slow
 def test_a_row_that_goes_is_found(world: World, copy: Path, table: str) -> None:
     """But the last rows of a run that nobody ended: it is as if its writer had been killed a moment before."""
     conn = sqlite3.connect(copy, isolation_level=None)
@@ -184,6 +185,7 @@ def test_a_row_that_goes_is_found(world: World, copy: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [SEED, SEED + 1, SEED + 2])
+@pytest.mark.slow
 def test_flipped_bytes_are_found_or_change_nothing_that_is_read(world: World, copy: Path, seed: int) -> None:
     print(f"seed {seed}")
     pristine, rng = world.path.read_bytes(), random.Random(seed)

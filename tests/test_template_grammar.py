@@ -166,6 +166,7 @@ def in_this_process() -> Iterator[None]:
 
 @settings(max_examples=600, derandomize=True, deadline=None)
 @given(TEMPLATES)
+@pytest.mark.slow
 def test_any_template(source: str) -> None:
     try:
         expected = reference(source, TALK, **DATA)

@@ -67,6 +67,7 @@ print(hit)
 """
 
 
+@pytest.mark.slow
 def test_interrupts_at_any_moment_leave_the_model_whole(tmp_path: Path) -> None:
     path = random_gguf.write(tmp_path / "m.gguf", "llama", "llama", [gguf.GGMLQuantizationType.Q8_0])
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(path)], capture_output=True, text=True, timeout=120)

@@ -62,7 +62,11 @@ def filled(document: Path, check: bool) -> tuple[str, list[str]]:
         return BLOCK.sub(fill, document.read_text()), drifted
 
 
-def main(check: bool, names: list[str]) -> int:
+def main(words: list[str]) -> int:
+    check, names = "--check" in words, [w for w in words if w != "--check"]
+    if unknown := [n for n in names if n not in {d.name for d in DOCUMENTS}]:
+        print(f"usage: python tools/docs.py [--check] [NAME…], not {unknown[0]!r}", file=sys.stderr)
+        return 2
     code = 0
     for document in DOCUMENTS:
         if names and document.name not in names:
@@ -78,4 +82,4 @@ def main(check: bool, names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("--check" in sys.argv, [a for a in sys.argv[1:] if not a.startswith("--")]))
+    raise SystemExit(main(sys.argv[1:]))

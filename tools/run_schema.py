@@ -88,20 +88,30 @@ SPEED = record(
 )  # fmt: skip
 PROVENANCE = record(
     model_sha256=TEXT, tokenizer_sha256=TEXT, template_sha256=maybe(TEXT), engine=TEXT, glassbox=TEXT, threads=COUNT,
-    clock=maybe(TEXT),
+    clock=maybe(TEXT), kv=said(TEXT, "how keys and values were kept"),
+)  # fmt: skip
+INTERVENTION = record(
+    point=TEXT, op=one_of("zero", "scale", "replace"), value=said({}, "null, a factor, or numbers"), head=maybe(COUNT),
+    positions={"type": "array", "prefixItems": [COUNT, maybe(COUNT)], "minItems": 2, "maxItems": 2},
 )  # fmt: skip
 SEED = said({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, "64 bits: JavaScript needs a parser with BigInt")
 RUN = record(
     run_id=TEXT, model=TEXT, prompt_text=maybe(TEXT), prompt_ids=listed(COUNT), text=maybe(TEXT),
     finish_reason=TEXT, stop_reason=maybe(ANY),
-    usage=record(prompt_tokens=COUNT, cached_tokens=maybe(COUNT), completion_tokens=COUNT),
+    usage=record(
+        prompt_tokens=COUNT, cached_tokens=maybe(COUNT), completion_tokens=COUNT,
+        dropped=said(COUNT, "tokens of the prompt that were left out to fit"), submitted_tokens=COUNT,
+    ),
     seed=SEED, policy=ANY, fingerprint=said(TEXT, "of the engine: the same gives the same bits"), steps=listed(STEP),
     created=TEXT, status=one_of("done", "running", "interrupted", "cancelled", "error"), error=maybe(TEXT),
     failed_ledger=listed(LEDGER), level=one_of("look", "ids"), retain=one_of("text", "ids", "none"),
     problem=said(maybe(TEXT), "why the store holds less than happened"), sequence=COUNT, max_tokens=COUNT,
     stop=listed(TEXT), stop_ids=listed(COUNT), ignore_eos=FLAG, include_stop=FLAG, reuse=FLAG, speculate=FLAG,
     time_limit=maybe(REAL), prompt_logprobs=FLAG, reuse_why=maybe(TEXT), messages=maybe(listed(ANY)),
-    chat=maybe(ANY), sources=ANY, group=maybe(TEXT), beams=maybe(BEAMS), warnings=listed(TEXT),
+    dropped_messages=said(listed(COUNT), "left out to fit, by number"), chat=maybe(ANY), sources=ANY,
+    parent=said(maybe(TEXT), "the run it branches from"), parent_step=said(maybe(COUNT), "the first that is its own"),
+    forced=said(listed(COUNT), "steps whose id was put there"), interventions=listed(INTERVENTION),
+    group=maybe(TEXT), beams=maybe(BEAMS), warnings=listed(TEXT),
     segments=maybe(listed(SEGMENT)), prompt=listed(PROMPT),
     timings=maybe(record(queue_ns=COUNT, first_token_ns=maybe(COUNT), total_ns=COUNT, last_token_ns=maybe(COUNT))),
     speed=maybe(SPEED), provenance=PROVENANCE, version={"const": VERSION},

@@ -149,6 +149,7 @@ class Writer:
     def _connection(self) -> sqlite3.Connection:
         if self._conn is None:
             self._conn = self._connect()
+        if self._file is None:  # only once both are known: either may fail, and is tried again
             self._schema = self._conn.execute("PRAGMA schema_version").fetchone()[0]
             self._file = os.stat(self._path)
         self._check_file()
