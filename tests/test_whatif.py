@@ -203,10 +203,10 @@ def test_200_steps_take_less_than_three_seconds(smollm2: glassbox.Model) -> None
     policy = Policy(temperature=0.9, top_p=0.95)
     run = smollm2.generate(PROMPT, policy=policy, seed=3, max_tokens=200, ignore_eos=True)
     took = []
-    for _ in range(3):  # of all threads together, since others use this machine too; and the best of three
-        begin = time.process_time()
+    for _ in range(3):  # the best of three: others use this machine too
+        begin = time.perf_counter()
         assert len(run.what_if(Policy(temperature=0.5, top_p=0.9)).rows) == 200
-        took.append(time.process_time() - begin)
+        took.append(time.perf_counter() - begin)
     assert min(took) < 3.0
 
 
