@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 import glassbox
 from glassbox import Beam
+from glassbox.cli import beams
+from glassbox.cli.show_text import quoted
 from glassbox.errors import StoreError
 from glassbox.trace.sqlite import APPLICATION_ID, VERSION
 
@@ -167,3 +170,9 @@ def test_the_command_line_shows_the_tree(tmp_path: Path) -> None:
 def test_what_cannot_be_asked_is_one_line(tmp_path: Path, flags: str, words: str) -> None:
     done = glass("trace", "ab", "--model", "bigram", *flags.split(), "--store", str(tmp_path / "s.db"))
     assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_columns_of_the_tree_stand_below_each_other_and_five_fit() -> None:
+    tokens = [b"a", b" confusion", b" misunderstanding", "日本語の文章".encode()]
+    wide = {cell_len(beams._cell(quoted(t, beams.TREE), parent)) for t in tokens for parent in (None, 0, 4)}
+    assert wide == {12} and 6 + 5 * 12 + 4 * 2 <= 80

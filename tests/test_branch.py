@@ -172,6 +172,10 @@ def test_bad_input_names_the_parameter(bigram: glassbox.Model, parent: Run) -> N
         ({"at": 2, "text": "x"}, "text"),
         ({"at": 2, "seed": -1}, "seed"),
         ({"at": 5, "max_tokens": 5}, "max_tokens"),
+        ({"at": 2, "policy": 3}, "policy"),
+        ({"at": 2, "policy": Policy(), "sources": 3}, "sources"),
+        ({"at": 2, "interventions": None}, "interventions"),
+        ({"at": 2, "interventions": [3]}, "interventions"),
     ):
         with pytest.raises(ParameterError, match=word):
             parent.branch(**asked)
@@ -193,15 +197,21 @@ def test_the_command(smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.Cap
     assert told["parent_step"] == 2 and told["forced"] == [2]
     assert invoke([*branch, "--at", "2", "--token", "0", "--temperature", "0"]) == 0
     assert "forced" in capsys.readouterr().out
+    assert invoke(["show", "last", "--at", "2", "--store", path]) == 0
+    assert "draw     put there: nothing was drawn" in capsys.readouterr().out
+    other = next(c.id for c in run.steps[2].candidates if c.id != run.ids[2])
+    assert invoke([*branch, "--at", "2", "--token", str(other), "--max-tokens", "3"]) == 0
+    assert invoke(["show", "last", "--at", "2", "--store", path]) == 0
+    assert f"draw     {run.steps[2].choice.u:.6f} not followed, the token was put there" in capsys.readouterr().out
     assert invoke([*branch, "--message-edit", "0=Name a fish.", "--max-tokens", "2"]) == 0
     capsys.readouterr()
     assert invoke(["runs", "--store", path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("Name a bird.") and [line.partition("└ ")[2] for line in lines[2:]] == [
-        "at step 2", "at step 2", "Name a fish.",
+        "at step 2", "at step 2", "at step 2", "Name a fish.",
     ]  # fmt: skip
     assert invoke(["show", run.run_id, "--store", path]) == 0
-    assert capsys.readouterr().out.count("branches ") == 3
+    assert capsys.readouterr().out.count("branches ") == 4
     assert invoke(["show", "last", "--store", path]) == 0
     assert f"branch   of {run.run_id} with another prompt" in capsys.readouterr().out
     for wrong in (

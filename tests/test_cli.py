@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import busy
 import pytest
 from gguf_writer import ARRAY, INT32, STRING, array, build, kv, text, u32
 from rich.cells import cell_len
@@ -453,12 +452,35 @@ def test_no_line_ends_in_spaces(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_character_of_several_tokens_is_shown_when_it_is_whole() -> None:
     def shown(data: bytes, text: str) -> str:
-        step: Any = SimpleNamespace(bytes=data, text=text)
-        return render.token(step)
+        step: Any = SimpleNamespace(id=0, bytes=data, text=text)
+        return render.token(step, vocab)
+
+    vocab: Any = SimpleNamespace(bytes_of=lambda token: b"")
 
     assert shown(b"\x89", "🎉") == "'\\x89' → 🎉"
     assert shown(b"\xf0\x9f", "") == "'\\xf0\\x9f'" and shown(b"ab", "ab") == "'ab'" and shown(b"", "") == "''"
     assert shown(b"\x89 and more", "🎉 and more") == "'\\x89…' → 🎉 …"
+
+
+def test_a_run_without_its_texts_is_shown_by_the_names_of_its_ids(cli: Cli) -> None:
+    made = json.loads(
+        cli.stored("trace", "ab", "--seed", "3", "--max-tokens", "4", "--retain", "ids", "--json", *BIGRAM)[0]
+    )
+    names = [repr({0: " ", 1: "a", 2: "b", 3: "c"}[s["id"]]) for s in made["steps"]]
+    lines = cli.stored("show")[0].splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("step"))
+    assert [line[6:9] for line in lines[begin + 1 : begin + 5]] == names
+    shown = cli.stored("show", "--at", "2")[0]
+    assert f"chosen   {made['steps'][2]['id']} {names[2]}," in shown and "after    text not kept" in shown
+
+
+def test_a_run_of_which_nothing_was_kept_says_so(cli: Cli) -> None:
+    cli.stored("trace", "ab", "--seed", "3", "--max-tokens", "4", "--retain", "none", *BIGRAM)
+    shown = cli.stored("show")[0]
+    assert "prompt   not kept" in shown and "were not kept" in shown and "step  token" not in shown
+    for command in (["show", "--at", "2"], ["explain", "last", "--at", "2"]):
+        out, err = cli.stored(*command, code=2)
+        assert not out and "was recorded without its steps" in err
 
 
 @pytest.mark.parametrize("width", range(4, 30))
@@ -713,9 +735,9 @@ def test_first_run_says_that_it_compiles_and_a_second_clone_does_not(tmp_path: P
     """Kernels lie in the cache folder under a name that the sources' content decides, not their place."""
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     code = "import sys; from glassbox.model.kernels.build import load; load(print)"
-    begin = busy.seconds()
+    begin = time.perf_counter()
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    took = busy.seconds() - begin
+    took = time.perf_counter() - begin
     assert first.returncode == 0 and first.stdout.startswith("compiling the kernels"), first.stderr
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert again.returncode == 0 and again.stdout == ""

@@ -193,6 +193,14 @@ def test_another_token_for_no_reason_given(run: glassbox.Run) -> None:
     assert d.first == "text" and d.stages["text"].says == "from step 3 on: 2 'b' against 0 ' '"
 
 
+def test_a_token_that_was_put_there_is_the_reason(run: glassbox.Run) -> None:
+    other = next(i for i in range(4) if i != run.ids[1])
+    d = checked(diff(run, run.branch(1, token_id=other)))
+    assert d.first == "text" and d.stages["text"].says.endswith(f"against {other} '{' abc'[other]}', put there")
+    d = checked(diff(run.branch(1, token_id=other), run))
+    assert f"'{' abc'[other]}', put there, against {run.ids[1]} " in d.stages["text"].says
+
+
 def test_beam_searches(bigram: glassbox.Model, run: glassbox.Run) -> None:
     """Settings, and the first candidate that differs; a search beside a draw; what does not say."""
     how = dict(policy=Policy(1.5), max_tokens=4)
@@ -308,6 +316,21 @@ def test_runs_that_kept_less(bigram: glassbox.Model, run: glassbox.Run, tmp_path
     d = checked(diff(run, kept["look", "none"]))
     assert d.equal and {"prompt", "ids", "embedding", "layers", "logits", "draw", "text"} == set(d.not_compared)
     assert d.sentence.startswith("equal as far as they could be compared; not compared: prompt, ids")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("retain", ["ids", "none"])
+def test_what_a_template_was_given_is_no_difference_where_it_was_not_kept(
+    smollm2: glassbox.Model, tmp_path: Path, retain: str
+) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Name a bird."}], "seed": 7, "max_tokens": 2}
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        less = store.load(smollm2.generate(store=store, retain=retain, **asked).run_id)  # type: ignore[arg-type]
+    for pair in ((smollm2.generate(**asked), less), (less, smollm2.generate(**asked))):
+        d = checked(diff(*pair))
+        assert d.equal and d.stages["template"].same is None
+        assert "gave the template was not kept" in d.stages["template"].says
+    assert checked(diff(less, less)).equal
 
 
 def test_an_interrupted_run(bigram: glassbox.Model, run: glassbox.Run) -> None:

@@ -176,7 +176,7 @@ def test_against_another_token(bigram: glassbox.Model) -> None:
     e = run.explain(0, against=2)
     assert e.rival.id == 2 and e.margin == 3.0 and e.rival.rank == 3
     for wrong in (3, 4, -1, True):
-        with pytest.raises(ParameterError, match="against is"):
+        with pytest.raises(ParameterError, match=f"against is {wrong}, "):
             run.explain(0, against=wrong)
 
 
@@ -331,13 +331,13 @@ def test_the_command_shows_layers_in_80_columns(
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_long_run_is_explained_soon(smollm2: glassbox.Model) -> None:
-    """200 tokens, prefill and all, in a second on a quiet machine; a busy one gets some tries and some room."""
+    """200 tokens, prefill and all, once the kernels are loaded: the best of some tries."""
     run = smollm2.generate("The capital of France is", policy=SAMPLED, seed=3, max_tokens=195, ignore_eos=True)
     took = []
     for _ in range(5):
-        begin = time.process_time()
+        begin = time.perf_counter()
         run.explain(194)
-        took.append((time.process_time() - begin) / smollm2.model.threads)
+        took.append(time.perf_counter() - begin)
     assert min(took) < 1.0, took
 
 

@@ -140,6 +140,14 @@ def test_a_page_may_do_nothing_but_run_its_own_script(tmp_path: Path) -> None:
         assert way_in not in script
 
 
+def test_a_page_tells_a_token_that_was_put_there_from_one_that_was_drawn(tmp_path: Path) -> None:
+    run = glassbox.load("bigram").generate("ab", seed=7, max_tokens=4)
+    made = run.branch(2, token_id=next(i for i in range(4) if i != run.ids[2]))
+    page = Page(made.export("html", tmp_path / "x.html").read_text("ascii"))
+    assert json.loads(page.inside[2][1])["run"]["forced"] == [2]
+    assert "(run.forced || []).includes(s.step)" in page.inside[3][1]
+
+
 def test_a_page_of_a_run_without_text_names_no_token(tmp_path: Path) -> None:
     kinds(tmp_path / "s.db")
     named = set()

@@ -48,10 +48,10 @@ def refused(path: Path, kind: type[GlassboxError] = ModelFormatError) -> Any:
     """The error, which must come at once and cost nothing."""
     tracemalloc.start()
     try:
-        begin = time.thread_time()
+        begin = time.perf_counter()
         with pytest.raises(kind) as caught:
             open_checkpoint(path)
-        took, (_, peak) = time.thread_time() - begin, tracemalloc.get_traced_memory()
+        took, (_, peak) = time.perf_counter() - begin, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert took < 0.5 and peak < 50_000_000
@@ -263,9 +263,9 @@ def test_a_large_header_is_read_soon(tmp_path: Path) -> None:
     names = [f"model.layers.{i // 500}.mlp.experts.{i % 500}.down_proj.weight" for i in range(20_000)]
     raw = build({n: entry("F32", [1], 4 * i, 4 * i + 4) for i, n in enumerate(names)}, bytes(80_000))
     (tmp_path / "m").write_bytes(raw)
-    begin = time.thread_time()
+    begin = time.perf_counter()
     found, _ = read_safetensors(OpenFile(tmp_path / "m", "a file"))
-    assert time.thread_time() - begin < 2 and list(found) == names
+    assert time.perf_counter() - begin < 2 and list(found) == names
 
 
 def test_ends_must_be_ids(tmp_path: Path) -> None:

@@ -168,11 +168,30 @@ def test_a_branch_changes_nothing_of_what_it_inherits(smollm2: glassbox.Model) -
         ({"point": "mlp_out.3", "op": "replace", "value": "x"}, ParameterError),
         ({"point": "mlp_out.3", "op": "zero", "positions": (3, 3)}, ParameterError),
         ({"point": "mlp_out.3", "op": "zero", "positions": 4}, ParameterError),
+        ({"point": 3, "op": "zero"}, ParameterError),
+        ({"point": "attn_out.5.head" + "9" * 5000, "op": "zero"}, UnknownPoint),
+        ({"point": "attn_out.5", "op": "zero", "head": True}, ParameterError),
+        ({"point": "attn_out.5", "op": "zero", "head": "1"}, ParameterError),
+        ({"point": "mlp_out.3", "op": "scale", "value": 10**400}, ParameterError),
     ],
 )
 def test_bad_input_is_refused(smollm2: glassbox.Model, asked: dict[str, Any], kind: type[GlassboxError]) -> None:
     with pytest.raises(kind):
         smollm2.generate(PROMPT, interventions=[Intervention(**asked)], max_tokens=1)
+
+
+@pytest.mark.parametrize("given", [None, 3, Intervention("mlp_out.3", "zero")])
+def test_what_is_no_list_is_refused(smollm2: glassbox.Model, given: Any) -> None:
+    with pytest.raises(ParameterError, match="a list of"):
+        smollm2.generate(PROMPT, interventions=given, max_tokens=1)
+
+
+def test_equal_ones_are_the_same_in_every_bit() -> None:
+    """What is equal shares a pass, and a forward pass that was made for it: 0.0 and -0.0 must not."""
+    scaled = Intervention("mlp_out.3", "scale", -0.0)
+    assert str(scaled.value) == "0.0" and scaled == Intervention("mlp_out.3", "scale", 0.0)
+    head = Intervention("attn_out.3", "zero", head=np.int64(2))  # type: ignore[arg-type]
+    assert json.dumps(head.to_dict()["head"]) == "2"
 
 
 def test_the_lab_has_no_inner_values() -> None:

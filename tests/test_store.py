@@ -909,6 +909,9 @@ def test_digests_do_not_depend_on_the_python_that_made_them() -> None:
         ("created = 'soon'", "damaged"),
         ("created = 1e300", "damaged"),
         ("owner = x'00'", "damaged"),
+        ("model = x'ff'", "damaged"),
+        ("prompt_tokens = 'x'", "damaged"),
+        ("options = replace(hex(zeroblob(100000)), '0', '[')", "damaged"),
         ("text = 5", "running"),
     ],
 )
@@ -920,6 +923,31 @@ def test_a_damaged_run_does_not_hide_the_others(path: Path, change: str, shown: 
         assert [r.id for r in listed] == [r.run_id for r in reversed(runs)]
         assert [store.verify(r.run_id) is None for r in runs] == [True, False, True]
         assert [r.finish_reason for r in listed] == ["stop", shown, "stop"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "run SET model = x'ff'",
+        "position SET text_offset = x''",
+        "position SET rank_raw = 'x'",
+        "ledger SET entropy = 'x'",
+    ],
+)
+def test_a_value_of_another_type_than_its_column_is_damage_even_to_those_who_welcome_it(
+    path: Path, change: str
+) -> None:
+    (run,) = filled(path)
+    sql(path, f"UPDATE {change}")
+    with open_store(path) as store, pytest.raises(StoreError, match=r"TypeError: .* holds (bytes|str)"):
+        store.load(run.run_id, verify=False)
+
+
+def test_the_parameters_of_a_step_are_an_object(path: Path) -> None:
+    (run,) = filled(path)
+    sql(path, "UPDATE ledger SET params = '3'")
+    with open_store(path) as store, pytest.raises(StoreError, match="TypeError"):
+        store.load(run.run_id, verify=False)
 
 
 def test_damage_is_told_and_can_be_looked_at(path: Path) -> None:

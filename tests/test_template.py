@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-import busy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -408,10 +408,10 @@ def test_other_refusals() -> None:
     ],
 )
 def test_hostile_templates_stop_soon(expression: str) -> None:
-    begin = busy.seconds()
+    begin = time.perf_counter()
     with pytest.raises(TemplateError):
         render(expression, TALK)
-    assert busy.seconds() - begin < 1.0
+    assert time.perf_counter() - begin < 1.0
 
 
 GROWS = "{% set ns = namespace(x=[1]) %}{% for i in range(N) %}{% set ns.x = BODY %}{% endfor %}{{ ns.x END }}"
@@ -467,12 +467,12 @@ def grows(body: str, n: int = 60, end: str = "") -> str:
 def test_what_could_crash_or_hang_does_not(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that nothing in this process could stop runs in a process of its own, and is stopped there."""
     monkeypatch.setattr(child, "CPU", 1)
-    begin = busy.seconds()
+    begin = time.perf_counter()
     try:
         assert len(render(source, TALK).text) < 100_000  # a few are only long
     except TemplateError as e:
         assert len(str(e)) < 300
-    assert busy.seconds() - begin < 5.0
+    assert time.perf_counter() - begin < 5.0
 
 
 LLAMA3 = (

@@ -31,11 +31,6 @@ from test_record import PROVENANCE, make_outcome, make_prompt, make_request, mak
 from glassbox.trace.record import Recorder
 from glassbox.trace.store import open_store
 
-try:  # as on a machine that does nothing else: 100 ms are the store's own then
-    os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-except (AttributeError, OSError):  # no such scheduler, or not for this user
-    pass
-
 def tell(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 

@@ -91,9 +91,9 @@ def test_smollm2_lacks_21_bytes(smollm2_gguf: Gguf) -> None:
 
 @pytest.mark.model
 def test_gemma_loads_fast_and_its_bytes_join(gemma3_gguf: Gguf) -> None:
-    begin = time.thread_time()
+    begin = time.perf_counter()
     vocab = Vocab.from_gguf(gemma3_gguf.metadata, "sentencepiece")
-    assert time.thread_time() - begin < 1.0
+    assert time.perf_counter() - begin < 1.0
     ids = [vocab.pieces.index(p) for p in ("<0xEA>", "<0xB9>", "<0xB0>")]
     assert b"".join(map(vocab.bytes_of, ids)).decode() == "\uae70"
     assert vocab.missing_bytes == set()

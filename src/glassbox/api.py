@@ -311,7 +311,7 @@ class Model:
     def fitted(self, policy: Policy, stop_ids: Iterable[int] = ()) -> Policy:
         """The policy as this model runs it: texts as ids, and what ends the text. Raises ParameterError."""
         encode = partial(exact_ids, self.tokenizer)
-        return policy.for_model(self.model.vocab_size, self.tokenizer.eos_ids, encode, stop_ids)
+        return check.a_policy(policy).for_model(self.model.vocab_size, self.tokenizer.eos_ids, encode, stop_ids)
 
     def resume(
         self, request: Request, steps: Sequence[Step], force: int | None, *, like: Run, store: Store | None = None

@@ -114,8 +114,10 @@ def clock(param: str, value: object) -> datetime | None:
 
 
 def policy_or_default(policy: object) -> Policy:
-    if policy is None:
-        return Policy()
+    return Policy() if policy is None else a_policy(policy)
+
+
+def a_policy(policy: object) -> Policy:
     if not isinstance(policy, Policy):
         raise ParameterError("policy", policy, "a Policy, such as glassbox.Policy(temperature=0.8)")
     return policy

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from glassbox.trace.record import Run
 
 TOKEN = 16  # columns of a token's text
-TREE = 12  # columns of a live beam's token in the tree
+TREE = 10  # columns of a live beam's token in the tree; two more name the beam it continues
 
 
 def beams_of_run(out: Out, run: Run, vocab: Named) -> None:
@@ -42,7 +42,7 @@ def beams_of_run(out: Out, run: Run, vocab: Named) -> None:
 
 
 def _cell(token: str, parent: int | None) -> str:
-    return padded(f"{token}{'' if parent is None else f'<{parent}'}", TREE)
+    return padded(f"{token}{'' if parent is None else f'<{parent}'}", TREE + 2)
 
 
 def beams_at(out: Out, run: Run, at: int, vocab: Named) -> None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
-from glassbox.cli.output import JsonOption, StoreOption, load_model, note, open_store, print_json
+from glassbox.cli.output import JsonOption, StoreOption, note, open_store, print_json
+from glassbox.cli.replay import model_for
+from glassbox.cli.runs import NO_RUNS, newest
 from glassbox.cli.trace import Interrupted, run_trace
 from glassbox.cli.whatif import RunArgument, RunModelOption, laid_over
-from glassbox.errors import ParameterError, PromptError
+from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
     from glassbox.trace.record import Run
@@ -44,6 +46,8 @@ def branch(
     from glassbox.cli.render import Live
     from glassbox.trace.branch import branch as begin
 
+    if not newest(store, 1):
+        raise GlassboxError(NO_RUNS)
     with open_store(store) as opened:
         found = opened.load(run)
         if at is None and text is None and not message_edit:
@@ -54,7 +58,7 @@ def branch(
             asked["messages"] = edited(found, message_edit)
         if flags:
             asked |= {"policy": laid_over(found.policy, flags), "sources": sources(found, flags)}
-        loaded = load_model(model or found.model)
+        loaded = model_for(found, model)
         stream = begin(found, loaded, store=opened, **asked)
         live = None if as_json else Live(loaded, f"steps before {at} are those of run {found.run_id}" if at else "")
         made, interrupted = run_trace(stream, live)

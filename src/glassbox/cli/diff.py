@@ -102,10 +102,11 @@ def _layers(out: Out, evidence: Mapping[str, Any]) -> None:
 
 def _logits(out: Out, evidence: Mapping[str, Any]) -> None:
     made = {name: both for name, both in evidence["made_with"].items() if both[0] != both[1]}
-    out.print()
+    rows = evidence.get("rows") or []
+    if made or rows:
+        out.print()
     for name, (one, other) in made.items():
         out.field(f"  {name} ", f"{str(one)[:24]} against {str(other)[:24]}", "")
-    rows = evidence.get("rows") or []
     if rows:
         out.row(
             f"{'step':>6} {'logits apart':>13} {'shift':>9} {'KL raw':>9} {'KL drawn from':>14} {'TV drawn from':>14}",

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from glassbox.cli.output import JsonOption, Out, StoreOption, console, load_model, open_store, print_json
+from glassbox.cli.output import JsonOption, Out, StoreOption, console, print_json
+from glassbox.cli.replay import model_for, recorded
+from glassbox.cli.runs import check_step
 from glassbox.cli.show_text import flow, inert, padded, quoted
-from glassbox.errors import ParameterError
+from glassbox.cli.whatif import RunModelOption
 from glassbox.trace.told import percent, searched
 
 if TYPE_CHECKING:
@@ -27,16 +29,14 @@ def explain(
     against: int = typer.Option(
         None, "--against", metavar="ID", help="The id to compare it with; else the best other."
     ),
+    model: str = RunModelOption,
     store: str = StoreOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Say why a token came: layers, attention, policy, draw. Computes the step again, and the hash proves it."""
-    with open_store(store, readonly=True) as opened:
-        found = opened.load(run)
-    if not 0 <= at < len(found.steps):  # said before a model is loaded
-        most = len(found.steps) - 1
-        raise ParameterError("at", at, f"a step from 0 to {most}" if found.steps else "left out: the run has no steps")
-    explained = found.explain(at, load_model(found.model, found.provenance.kv), against=against)
+    found = recorded(run, store)
+    check_step(found, at, len(found.steps))  # said before a model is loaded
+    explained = found.explain(at, model_for(found, model), against=against)
     if as_json:
         print_json(explained.to_dict())
     else:

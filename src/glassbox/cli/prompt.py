@@ -24,7 +24,7 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
     """The prompt and what is to be done with it."""
     encoding = request.encoding
     out.print()
-    out.row(f"prompt   {len(encoding.ids)} ids", "bold")
+    out.row(f"prompt   {len(encoding.ids)} ids" if encoding.ids else "prompt   not kept", "bold")
     shown = [s for s in encoding.segment_list if s.text]
     width = max((len(s.origin) for s in shown), default=0)
     for segment in shown:
@@ -33,8 +33,9 @@ def prompt(out: Out, request: Request, vocab: Named) -> None:
         out.field("template ", beside)
     for text in notes_of(encoding, vocab):
         out.field("  note: ", text, "yellow")
-    out.print()
-    out.row("ids", "bold")
+    if encoding.ids:
+        out.print()
+        out.row("ids", "bold")
     for line in id_lines(encoding.ids, vocab, out.width - 2):
         out.row(f"  {line}")
     out.print()

@@ -18,6 +18,7 @@ from glassbox.cli.show_text import flow, inert, padded, quoted
 
 if TYPE_CHECKING:
     from glassbox.api import Model
+    from glassbox.choose import Choice
     from glassbox.events import Step
     from glassbox.policy.policy import Candidate, LedgerRow
     from glassbox.request import Request
@@ -71,10 +72,10 @@ def step_line(step: Step, vocab: Named, width: int, undrawn: str = "greedy") -> 
     c = step.choice
     before, after = percent(c.logprob_raw), percent(c.logprob_final)
     draw = undrawn if c.u is None else f"{bare(c.u)} [{bare(c.cdf_lo)},{bare(c.cdf_hi)})"
-    if not c.cdf_lo <= (c.u or 0.0) < c.cdf_hi:
+    if off_the_draw(c):
         draw = "forced" if c.u is None else f"forced, drew {bare(c.u)}"
     line = Text(f"{step.step:>4}{'+' if step.drafted else ' '} ")
-    line.append(padded(token(step), TOKEN), "bold green")
+    line.append(padded(token(step, vocab), TOKEN), "bold green")
     line.append(f" {before:>6} {after:>6}  {draw:<18} ")
     room = width - INSTEAD
     if room >= ROOM:
@@ -83,11 +84,16 @@ def step_line(step: Step, vocab: Named, width: int, undrawn: str = "greedy") -> 
     return line
 
 
-def token(step: Step) -> str:
+def off_the_draw(c: Choice) -> bool:
+    """Whether the token was put there, for the number drawn does not lie in its interval."""
+    return not c.cdf_lo <= (c.u or 0.0) < c.cdf_hi
+
+
+def token(step: Step, vocab: Named) -> str:
     """A token's bytes; where they complete a character that earlier ones began, what became visible."""
     completes = b"\x80" <= step.bytes[:1] < b"\xc0" and step.text
     shown = f" → {inert(step.text, width=4)}" if completes else ""
-    return quoted(step.bytes, TOKEN - cell_len(shown)) + shown
+    return quoted(step.bytes or vocab.bytes_of(step.id), TOKEN - cell_len(shown)) + shown
 
 
 def alternative(x: Candidate, vocab: Named, room: int) -> str:
@@ -174,7 +180,11 @@ def whole_run(out: Out, run: Run, branches: Sequence[tuple[str, int | None]] = (
     out.field("run      ", f"{run.run_id} of {model_name(run.model)}, {run.created.astimezone():%Y-%m-%d %H:%M:%S}")
     lineage(out, run, branches)
     prompt(out, run.request, names)
-    steps_head(out)
+    if run.retain == "none":
+        out.print()
+        out.field("note: ", "ids and texts, and so the steps, were not kept: the run was recorded so", "yellow")
+    else:
+        steps_head(out)
     for step in run.steps:
         out.row(step_line(step, names, out.width, "beams" if run.beams else "greedy"))
     not_kept(out, run)
@@ -191,12 +201,17 @@ def one_step(out: Out, run: Run, at: int) -> None:
     names, step = Names(run), run.steps[at]
     c = step.choice
     before = "".join(s.text for s in run.steps[:at])[-60:]
+    after = f"…{inert(before)}" if before else "the prompt" if run.retain == "text" or not at else "text not kept"
+    chosen = f"{step.id} {quoted(step.bytes or names.bytes_of(step.id))}"
     out.field("run      ", f"{run.run_id}, step {step.step} of {len(run.steps)}, position {step.position}")
-    out.field("after    ", f"…{inert(before)}" if before else "the prompt", "")
-    out.field("chosen   ", f"{step.id} {quoted(step.bytes)}, rank {c.rank_raw} of the model's own distribution", "")
+    out.field("after    ", after, "")
+    out.field("chosen   ", f"{chosen}, rank {c.rank_raw} of the model's own distribution", "")
     out.field("logprob  ", f"{c.logprob_raw:.4f} before the policy, {c.logprob_final:.4f} after", "")
-    undrawn = f"{'beams' if run.beams else 'greedy'}: nothing was drawn"
-    drawn = undrawn if c.u is None else f"{c.u:.6f} in [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
+    undrawn = "put there" if off_the_draw(c) else "beams" if run.beams else "greedy"
+    drawn = f"{undrawn}: nothing was drawn"
+    if c.u is not None:
+        aside = "not followed, the token was put there; its own is" if off_the_draw(c) else "in"
+        drawn = f"{c.u:.6f} {aside} [{c.cdf_lo:.6f}, {c.cdf_hi:.6f})"
     out.field("draw     ", drawn + (f", {c.ties} others tied" if c.ties else ""), "")
     out.field("logits   ", f"xxh64 {step.logits_hash}, entropy {step.entropy:.3f} nats", "")
     problem(out, run)

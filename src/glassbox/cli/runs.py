@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from glassbox.cli.output import JsonOption, StoreOption, console, open_store, print_json
-from glassbox.errors import GlassboxError, ParameterError
+from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
+    from glassbox.trace.record import Run
     from glassbox.trace.store import RunSummary
 
 NO_RUNS = 'no runs yet; make one with: glassbox trace "Why is the sky blue?"'
@@ -100,8 +101,8 @@ def show(
         found = opened.load(run)
         branches = opened.branches(found.run_id)
     steps = max(len(found.steps), found.beams.steps if found.beams else 0)  # a search may go on after what it finds
-    if at is not None and not 0 <= at < steps:
-        raise ParameterError("at", at, f"a step from 0 to {steps - 1}" if steps else "left out: the run has no steps")
+    if at is not None:
+        check_step(found, at, steps)
     if as_json:
         whole = found.to_dict()
         print_json(whole if at is None else step_of(whole, at))
@@ -114,6 +115,14 @@ def show(
         beams_at(out, found, at, Names(found))
     else:
         render.one_step(out, found, at)
+
+
+def check_step(run: Run, at: int, steps: int) -> None:
+    """Raises ParameterError for what is no step; PromptError where none was kept."""
+    if run.retain == "none":
+        raise PromptError(f"run {run.run_id} was recorded without its steps")
+    if not 0 <= at < steps:
+        raise ParameterError("at", at, f"a step from 0 to {steps - 1}" if steps else "of a run that has a step")
 
 
 def step_of(whole: dict[str, Any], at: int) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from glassbox.cli.output import JsonOption, Out, StoreOption, console, load_model, open_store, print_json
+from glassbox.cli.output import JsonOption, Out, StoreOption, console, print_json
+from glassbox.cli.replay import model_for, recorded
 from glassbox.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -39,12 +40,11 @@ def whatif(
     The policy flags are laid over the recorded policy; a preset takes its place. The recorded text is kept, so what
     comes after the first change holds given that text. Nothing is recorded.
     """
-    with open_store(store, readonly=True) as opened:
-        found = opened.load(run)
+    found = recorded(run, store)
     policy = laid_over(found.policy, flags)
     if at is not None and threshold is None:
         raise ParameterError("at", at, "left out: it goes with --threshold")
-    loaded = load_model(model or found.model)
+    loaded = model_for(found, model)
     steps = None if at is None else [at]
     what = found.what_if(policy, opened=loaded, draws=draws, threshold=threshold, steps=steps)
     if as_json:
@@ -74,6 +74,9 @@ def show(out: Out, run: Run, what: WhatIf) -> None:
     out.field("what if  ", repr(what.policy), "")
     out.field("text     ", likely(what), "")
     out.field("changes  ", changes(what), "")
+    if other := [row.step for row in what.rows if not row.proven]:
+        told = f"from step {other[0]} on the logits are not those that were recorded; see glassbox replay"
+        out.field("note     ", told, "yellow")
     if what.changes:
         table(out, what, names)
     if what.rows and what.rows[0].draws:
@@ -89,7 +92,12 @@ def likely(what: WhatIf) -> str:
         row = what.forbidden[0]
         more = f" (and {len(what.forbidden) - 1} more)" if len(what.forbidden) > 1 else ""
         return f"{then}, impossible now: {row.removed_by} forbids the token of step {row.step}{more}"
-    return f"{then}, {what.logprob:.4f} now: {math.exp(min(what.logprob - what.logprob_recorded, 700)):.3g} times"
+    return f"{then}, {what.logprob:.4f} now: {times(what.logprob - what.logprob_recorded)}"
+
+
+def times(gain: float) -> str:
+    """How much likelier it became, of a difference of logprobs."""
+    return "as likely" if abs(gain) < 1e-9 else f"{math.exp(min(gain, 700)):.3g} times as likely"
 
 
 def changes(what: WhatIf) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from glassbox.types import F32
 
 OPS = ("zero", "scale", "replace")
 END = 2**62  # behind every position
+DIGITS = 9  # of the number of a head, at most
 HEADS = ("q", "k", "v", "attn_out")  # points that fall into heads
 POINTS = ("embed", "resid_pre", "attn_norm", *HEADS, "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_post")
 
@@ -38,10 +40,16 @@ class Intervention:
     positions: tuple[int, int | None] = (0, None)  # from the first, up to but without the second; None: to the end
 
     def __post_init__(self) -> None:
+        if not isinstance(self.point, str):
+            raise ParameterError("point", self.point, "the name of a point, like mlp_out.3")
         name, dot, head = self.point.rpartition(".head")
-        if dot and head.isdecimal() and self.head is None:
+        if dot and head.isdecimal() and len(head) < DIGITS and self.head is None:
             object.__setattr__(self, "point", name)
             object.__setattr__(self, "head", int(head))
+        if self.head is not None:
+            if isinstance(self.head, bool) or not isinstance(self.head, Integral):
+                raise ParameterError("head", self.head, "a whole number, from 0 on")
+            object.__setattr__(self, "head", int(self.head))
         if self.op not in OPS:
             raise ParameterError("op", self.op, f"one of {', '.join(OPS)}")
         object.__setattr__(self, "positions", _positions(self.positions))
@@ -84,10 +92,13 @@ def digest(interventions: Sequence[Intervention]) -> str:
 
 def check_interventions(given: Iterable[Intervention], spec: ModelSpec | None) -> tuple[Intervention, ...]:
     """The interventions, if this model has what they name. Raises UnknownPoint, ParameterError."""
+    allowed = "a list of glassbox.Intervention"
+    if not isinstance(given, Iterable):
+        raise ParameterError("interventions", given, allowed)
     checked = tuple(given)
     for one in checked:
         if not isinstance(one, Intervention):
-            raise ParameterError("interventions", one, "a list of glassbox.Intervention")
+            raise ParameterError("interventions", one, allowed)
         check_points([one.point], spec.layers if spec else 0)
         if spec is None or one.point.split(".")[0] not in POINTS:
             raise UnknownPoint(one.point, [*POINTS] if spec else [])
@@ -141,8 +152,8 @@ def _value(op: str, value: Any) -> Any:
         return None
     try:
         with np.errstate(over="ignore"):
-            numbers = np.array(value, np.float32)
-    except (TypeError, ValueError):
+            numbers = np.array(value, np.float32) + np.float32(0)  # -0.0 is 0.0: they are equal, and so share a pass
+    except (TypeError, ValueError, OverflowError):
         raise ParameterError("value", value, "numbers") from None
     if not np.all(np.isfinite(numbers)) or not numbers.size or numbers.ndim > (0 if op == "scale" else 2):
         allowed = "one finite number" if op == "scale" else "finite numbers, [width] or [positions, width]"

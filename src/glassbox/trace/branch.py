@@ -20,7 +20,7 @@ from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.request import Branch, Request
-from glassbox.trace.again import Opened, check_model
+from glassbox.trace.again import Opened, check_kv, check_model
 from glassbox.trace.record import Run
 from glassbox.types import Messages
 
@@ -48,6 +48,8 @@ def branch(
     TemplateError, ContextOverflow.
     """
     check_model(run, opened)
+    if not isinstance(sources or {}, Mapping):
+        raise ParameterError("sources", sources, "a mapping of parameters to where they are from")
     edits = [name for name, value in (("text", text), ("messages", messages)) if value is not None]
     request = replace(
         run.request,
@@ -56,7 +58,8 @@ def branch(
         sources=run.request.sources if policy is None and sources is None else dict(sources or {}),
     )
     begin = len(run.prompt_ids) - 1 + at if isinstance(at, int) and at > 0 else 0
-    done = check_interventions([_from(begin, one) for one in interventions], opened.model.spec)
+    given = check_interventions(interventions, opened.model.spec)
+    done = check_interventions([_from(begin, one) for one in given], opened.model.spec)
     request = replace(request, interventions=(*request.interventions, *done))
     if not edits:
         return _at(run, opened, request, at, token_id, max_tokens, store)
@@ -76,6 +79,7 @@ def _at(
         raise PromptError(f"run {run.run_id} is a beam search: its steps were not drawn one by one; edit its prompt")
     if run.retain == "none":
         raise PromptError(f"run {run.run_id} was recorded without its ids: there is nothing to branch from")
+    check_kv(run, opened)
     last = len(run.steps) - (run.finish_reason == "stop")  # behind the last one, where the text did not end there
     step = whole("at", at, 0, max(last, 0), f"a step of the run, from 0 to {last}")
     if token_id is not None:

@@ -31,7 +31,7 @@ class Get(Protocol):
 
 
 def policy_steps_of(text: str) -> PolicySteps:
-    return [(s["name"], dumps(s["params"]), s["params"]) for s in json.loads(text)]
+    return [(s["name"], dumps(s["params"]), dict(s["params"])) for s in json.loads(text)]
 
 
 def request_of(run: Get, segments: Iterable[Get], prompt: Sequence[Get]) -> Request:
@@ -127,7 +127,7 @@ def _ledger_of(r: Get, steps: PolicySteps, entropy_before: float) -> LedgerRow:
     name, _, params = steps[r["policy_step"]]
     return LedgerRow(
         name=name,
-        params=params if r["params"] is None else json.loads(r["params"]),
+        params=params if r["params"] is None else dict(json.loads(r["params"])),
         alive_before=r["alive_before"],
         alive_after=r["alive_after"],
         mass_removed=r["mass_removed"],

@@ -14,6 +14,7 @@ import numpy as np
 
 from glassbox.beam import Beams
 from glassbox.choose import choose
+from glassbox.errors import ParameterError
 from glassbox.events import Step
 from glassbox.generation import logits_hash
 from glassbox.model.model import TransformerModel
@@ -95,7 +96,7 @@ def _against(token: int, chosen: int, vocab: int) -> int:
     allowed = f"another id than the chosen one, from 0 to {vocab - 1}"
     found = whole("against", token, 0, vocab - 1, allowed)
     if found == chosen:
-        return whole("against", None, 0, 0, allowed)
+        raise ParameterError("against", token, allowed)
     return found
 
 

@@ -120,7 +120,7 @@ def _sound(conn: sqlite3.Connection, path: Path, n: int) -> tuple[Rows | None, s
         if damage := damage_of(rows):
             return None, f"damaged at {damage.where}: {damage.why}"
         run_of(rows, "interrupted").to_dict()
-    except (*UNREADABLE, OSError, RecursionError, MemoryError) as exc:
+    except (*UNREADABLE, OSError, MemoryError) as exc:
         return None, f"it cannot be read: {type(exc).__name__}: {exc}"
     if rows.run["finish_reason"] is None and is_alive(rows.run["owner"], path):
         return None, "it is still running"

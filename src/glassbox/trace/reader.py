@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from glassbox.outcome import Usage
 from glassbox.trace import decode
 from glassbox.trace import rows as layout
 from glassbox.trace.record import Run
-from glassbox.trace.sqlite import has_table
+from glassbox.trace.sqlite import columns, has_table
+
+# Of values, by the type of their column.
+TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,), "BLOB": (bytes,)}
 
 
 @dataclass(frozen=True)
@@ -116,11 +120,26 @@ def _place(position: int, prompt_tokens: int) -> str:
     return f"step {position - prompt_tokens} (position {position})"
 
 
+def check_types(table: str, rows: Iterable[sqlite3.Row]) -> None:
+    """Raises TypeError for a value that is not of its column's type: SQLite keeps whatever it is given."""
+    declared = {column: TYPES[kind] for name, column, kind, _ in columns() if name == table}
+    for row in rows:
+        for column, value in zip(row.keys(), row, strict=True):
+            if value is not None and not isinstance(value, declared.get(column, (object,))):
+                raise TypeError(f"{table}.{column} holds {type(value).__name__}")
+
+
 def run_of(rows: Rows, unfinished: str) -> Run:
     """The run. `unfinished` is its status if it has no ending: running or interrupted.
 
     Raises many things where rows are damaged and `damage` was not asked first.
     """
+    check_types("run", [rows.run])
+    check_types("segment", rows.segments)
+    check_types("position", rows.positions)
+    check_types("ledger", chain(*rows.ledger.values()))
+    check_types("candidate", chain(*rows.candidates.values()))
+    check_types("beam", rows.beams)
     run, steps = rows.run, decode.policy_steps_of(rows.run["ledger_steps"])
     prompt = [r for r in rows.positions if r["step"] is None]
     made = [r for r in rows.positions if r["step"] is not None]

@@ -57,6 +57,7 @@ FIELDS: Mapping[str, Mapping[str, Kind]] = {
         "run_id": TEXT, "model": TEXT, "prompt_text": TEXT, "prompt_ids": IDS, "segments": OBJECTS, "prompt": OBJECTS,
         "steps": OBJECTS, "text": TEXT, "policy": OBJECT, "provenance": OBJECT, "chat": OBJECT, "usage": OBJECT,
         "stop_reason": OBJECT, "beams": OBJECT, "finish_reason": TEXT, "fingerprint": TEXT, "seed": ID, "sequence": ID,
+        "forced": IDS,
     },
     "provenance": dict.fromkeys(("model_sha256", "tokenizer_sha256", "template_sha256", "engine", "kv"), TEXT),
     "policy": {"order": TEXTS},
@@ -156,9 +157,9 @@ def side_of(what: Run | Mapping[str, Any] | str | Path, letter: str) -> Side:
 
 
 def _read(path: Path) -> Any:
-    if path.stat().st_size > MOST_BYTES:
-        raise PromptError(f"{path} has more than {MOST_BYTES:,} bytes")
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PromptError(f"{path} has more than {MOST_BYTES:,} bytes")
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as e:
         raise PromptError(f"{path} is not JSON: {e}") from None

@@ -186,8 +186,8 @@ def text(pair: Pair) -> Found:
         same = texts[0] == texts[1]
         return Found(same, f"the texts are {'the same' if same else 'different'}", evidence)
     if at is not None:
-        one, other = (named(side, side.steps[at]["id"]) for side in pair.sides)
-        return Found(False, f"from step {at} on: {one} against {other}", evidence)
+        one, other = (named(side, side.steps[at]["id"]) + _put(side, at) for side in pair.sides)
+        return Found(False, f"from step {at} on: {one} against {other}".rstrip(","), evidence)
     if counts[0] != counts[1]:
         says = f"the same {many(min(counts), 'token')}, then one goes on: {counts[0]} against {counts[1]}"
         return Found(False, says, evidence)
@@ -195,6 +195,11 @@ def text(pair: Pair) -> Found:
         return Found(False, "the same tokens, but another text came of them", evidence)
     kept = "" if None not in texts else ", the text was not kept"
     return Found(True, f"the same {many(counts[0], 'token')}{kept}", evidence)
+
+
+def _put(side: Side, at: int) -> str:
+    """Of a branch: that its token was not chosen."""
+    return ", put there," if at in (side.get("forced") or ()) else ""
 
 
 def ending(pair: Pair) -> Found:

@@ -32,6 +32,9 @@ def template(pair: Pair) -> Found:
         missing = [side.name for side, sha in zip(pair.sides, (one, other), strict=True) if sha is None]
         says = f"{missing[0]} went through no chat template" if missing else "the chat templates have different hashes"
         return Found(False, says, evidence)
+    lost = [side.name for side in pair.sides if side.get("retain") not in (None, "text")]
+    if len(lost) == 1 and any(chats):  # of a prompt without a template nothing is lost
+        return unknown(f"the hash is the same, and what {lost[0]} gave the template was not kept", evidence)
     given = changed(*({k: v for k, v in c.items() if k not in ("source", "template")} for c in chats))
     if given:
         return Found(False, f"the template was given other {', '.join(given)}", evidence | {"given": given})

@@ -22,7 +22,7 @@ import platformdirs
 
 from glassbox.errors import GlassboxError, RunNotFound, StoreError
 from glassbox.trace.alive import is_alive
-from glassbox.trace.reader import Damage, Rows, damage, fetch, run_of
+from glassbox.trace.reader import Damage, Rows, check_types, damage, fetch, run_of
 from glassbox.trace.record import Run
 from glassbox.trace.runid import ALPHABET
 from glassbox.trace.sqlite import BROKEN, connect, explain
@@ -38,6 +38,7 @@ UNREADABLE = (
     ValueError,
     AttributeError,
     ArithmeticError,
+    RecursionError,
     struct.error,
 )
 
@@ -209,6 +210,7 @@ class Store:
 
     def _summary(self, r: sqlite3.Row) -> RunSummary:
         try:
+            check_types("run", [r])
             options = json.loads(r["options"])
             return RunSummary(
                 id=r["id"],
@@ -217,7 +219,7 @@ class Store:
                 finish_reason=r["finish_reason"] or self._unfinished(r["owner"]),
                 prompt=_preview(r["messages"], r["prompt_text"]),
                 prompt_tokens=r["prompt_tokens"],
-                tokens=r["made"],
+                tokens=int(r["made"]),
                 problem=r["incomplete"],
                 parent=r["parent"],
                 parent_step=r["parent_step"],

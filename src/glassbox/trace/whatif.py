@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport, PromptError
+from glassbox.errors import EmptySupport, ParameterError, PromptError
+from glassbox.generation import logits_hash
 from glassbox.policy.philox import uniform
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import whole
-from glassbox.trace.again import Again, Opened, check_model
+from glassbox.trace.again import Again, Opened, check_kv, check_model
 from glassbox.trace.record import Run
 from glassbox.trace.threshold import Choose, Edge, Scan
 from glassbox.types import F32
@@ -53,7 +54,8 @@ class Row:
     refused: str | None = None
     forced: bool = False  # the id was put there when the run branched, so no policy changes it
     draws: Draws | None = None
-    edges: tuple[Edge, ...] = ()  # of the parameter that was asked for
+    edges: tuple[Edge, ...] = ()  # of the parameter that was asked for; none where the id was put there
+    proven: bool = True  # the logits have the recorded hash
 
     @property
     def changed(self) -> bool:
@@ -123,20 +125,31 @@ def what_if(
     """
     n = whole("draws", draws, 0, MOST_DRAWS, f"a whole number from 0 to {MOST_DRAWS:,}")
     check_model(run, opened)
+    check_kv(run, opened)
     if run.request.beam is not None:
         raise PromptError(f"run {run.run_id} is a beam search: nothing of it was drawn, so no draw can go another way")
     policy = opened.fitted(policy, run.request.stop_ids)
     scan = None if threshold is None else Scan(threshold, policy, opened.model.vocab_size, [run.policy])
     with Again(run, opened) as again:
-        wanted = set(range(len(run.steps))) if steps is None else set(steps)
-        for step in wanted:
-            again.position(step)  # refuses what is no step
+        wanted = _steps(again, range(len(run.steps)) if steps is None else steps)
         rows = []
         for step, logits in enumerate(again.rows()):
             shaped = _shaped(again, step, logits, policy)
-            edges = scan.edges(_chooser(again, step, logits), run.ids[step]) if scan and step in wanted else ()
-            rows.append(replace(_row(again, step, shaped, n), edges=edges))
+            row = _row(again, step, shaped, n)
+            asked = step in wanted and not row.forced
+            edges = scan.edges(_chooser(again, step, logits), row.id) if scan and asked else ()
+            proven = logits_hash(logits) == run.steps[step].logits_hash
+            rows.append(replace(row, edges=edges, proven=proven))
     return WhatIf(run.run_id, policy, tuple(rows), threshold)
+
+
+def _steps(again: Again, given: Iterable[int]) -> set[int]:
+    if not isinstance(given, Iterable):
+        raise ParameterError("steps", given, "a sequence of steps of the run")
+    wanted = list(given)
+    for step in wanted:
+        again.position(step)  # refuses what is no step
+    return set(wanted)
 
 
 def _chooser(again: Again, step: int, logits: F32) -> Choose:
@@ -207,4 +220,5 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "away": row.away,
         "draws": None if row.draws is None else asdict(row.draws),
         "edges": [asdict(edge) for edge in row.edges],
+        "proven": row.proven,
     }

@@ -62,13 +62,15 @@ function strip() {
 }
 
 function draw(s) {
-  if (s.u == null) return [make("p", "soft", "Greedy: nothing was drawn.")];
+  const put = (run.forced || []).includes(s.step);
+  if (s.u == null) return [make("p", "soft", put ? "The token was put there." : run.beams ? "Beam search: nothing was drawn." : "Greedy: nothing was drawn.")];
   const interval = make("div", "interval"), mark = make("div", "draw");
   interval.style.left = 100 * s.cdf_lo + "%";
   interval.style.width = 100 * (s.cdf_hi - s.cdf_lo) + "%";
   mark.style.left = 100 * s.u + "%";
   return [make("div", "ruler", interval, mark),
-    make("div", "soft", `drawn ${number(s.u, 6)} in [${number(s.cdf_lo, 6)}, ${number(s.cdf_hi, 6)})`)];
+    make("div", "soft", `drawn ${number(s.u, 6)}${put ? ", its interval is" : " in"} [${number(s.cdf_lo, 6)}, ${number(s.cdf_hi, 6)})` +
+      (put ? ": the token was put there, whatever was drawn" : ""))];
 }
 
 function ledger(s) {
