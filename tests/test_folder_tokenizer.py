@@ -100,9 +100,9 @@ def test_user_text_makes_no_special_token(both: tuple[str, Engine, Tokenizer]) -
 def test_long_inputs_take_linear_time(name: str, folders: Path) -> None:
     tokenizer = Tokenizer.from_folder(write_folder(folders / f"long-{name}", MAKERS[name]()))
     for text in ("a" * 10**6, "".join(LINES * 12)[: 10**6]):
-        begin = time.thread_time()
+        begin = time.perf_counter()
         tokenizer.encode(text)
-        assert time.thread_time() - begin < 8
+        assert time.perf_counter() - begin < 8
 
 
 def test_the_same_vocabulary_as_gguf() -> None:

@@ -111,6 +111,6 @@ def test_examples_by_hand(name: str, text: str, words: list[str]) -> None:
 def test_no_row_is_quadratic(name: str) -> None:
     how = cutter(PRE_TOKENIZERS[name])
     for unit in ("a", "A", " ", "日", "A日", "\n", " \n", "1", "!", "a ", "e\u0301", "'", "👍"):
-        begin = time.thread_time()
+        begin = time.perf_counter()
         how.pre_tokenize_str((unit * 300_000)[:300_000] + "x")
-        assert time.thread_time() - begin < 4
+        assert time.perf_counter() - begin < 4
