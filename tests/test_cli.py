@@ -522,7 +522,8 @@ def test_no_runs_yet(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for make in (lambda: None, lambda: glassbox.open_store().close()):  # no store, a store without runs
         make()
         assert cli("runs") == (words, "")
-        assert cli("show", code=2) == ("", "glassbox: " + words)
+        for command in ("show", "replay", "explain last --at 0", "whatif last", "branch last --at 0"):
+            assert cli(*command.split(), code=2) == ("", "glassbox: " + words)
         assert json.loads(cli("runs", "--json")[0]) == []
 
 
