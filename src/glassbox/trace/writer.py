@@ -148,10 +148,14 @@ class Writer:
 
     def _connection(self) -> sqlite3.Connection:
         if self._conn is None:
-            self._conn = self._connect()
-        if self._file is None:  # only once both are known: either may fail, and is tried again
-            self._schema = self._conn.execute("PRAGMA schema_version").fetchone()[0]
-            self._file = os.stat(self._path)
+            conn = self._connect()
+            try:
+                self._schema = conn.execute("PRAGMA schema_version").fetchone()[0]
+                self._file = os.stat(self._path)
+            except BaseException:
+                conn.close()
+                raise
+            self._conn = conn  # last: one of which nothing is known would never be tried again
         self._check_file()
         return self._conn
 
