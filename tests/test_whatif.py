@@ -164,7 +164,7 @@ def test_keys_and_values_are_kept_as_the_run_kept_them(kind: str, tmp_path: Path
         run = made.generate(PROMPT, policy=Policy(0.9), seed=3, max_tokens=8, store=store)
     exact = glassbox.load("smollm2-135m")
     for use in (lambda: run.what_if(run.policy, opened=exact), lambda: run.branch(2, opened=exact, seed=1)):
-        with pytest.raises(PromptError, match=f"made with kv {kind}, and the model is open with f32"):
+        with pytest.raises(PromptError, match=f"keys and values as {kind}, not f32"):
             use()
     assert run.branch(opened=exact, text=PROMPT).provenance.kv == "f32"  # of another prompt nothing is shared
     assert all(row.proven for row in run.what_if(run.policy).rows)

@@ -56,22 +56,19 @@ class Opened(Protocol):
 
 
 def check_model(run: Run, opened: Opened) -> None:
-    """Raises PromptError where the model that is open is not the one that made the run, or keeps keys and values in
-    another way, which gives other logits."""
+    """Raises PromptError where the model that is open is not the one that made the run."""
     made, found = run.provenance.model_sha256, opened.sha256
     if made != found:
         raise PromptError(f"run {run.run_id} was made by another model: sha256 {made[:12]}…, not {found[:12]}…")
-    kept, keeps = run.provenance.kv, opened.model.new_cache().pool.shape.kind
-    if kept != keeps:
-        raise PromptError(f"run {run.run_id} was made with keys and values as {kept}, not {keeps}: load it so")
 
 
 def check_kv(run: Run, opened: Opened) -> None:
     """Raises PromptError where keys and values are kept in another way than the run kept them: the logits are others,
     and what differs would look like the work of a policy or a draw."""
-    made, found = run.provenance.kv, opened.model.new_cache().pool.shape.kind
-    if made != found:
-        raise PromptError(f"run {run.run_id} was made with kv {made}, and the model is open with {found}", param="kv")
+    kept, keeps = run.provenance.kv, opened.model.new_cache().pool.shape.kind
+    if kept != keeps:
+        why = f"run {run.run_id} was made with keys and values as {kept}, not {keeps}: load it so"
+        raise PromptError(why, param="kv")
 
 
 class Again:
