@@ -11,7 +11,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from glassbox.trace.apart import candidates_apart, text_apart
-from glassbox.trace.pair import Pair
+from glassbox.trace.pair import Inner, Pair
 from glassbox.trace.side import Side
 from glassbox.trace.stage import Found, all_of, changed, many, named, unknown
 
@@ -84,13 +84,17 @@ def ids(pair: Pair) -> Found:
     return Found(False, says, evidence | {"tokenizer_sha256": list(pair.both("provenance.tokenizer_sha256"))})
 
 
-def embedding(pair: Pair) -> Found:
-    implied = _implied(pair)
-    if implied:
+def _inner(pair: Pair) -> Inner | Found:
+    """The inner values of both; or what can be said without them."""
+    if implied := _implied(pair):
         return implied
-    inner = pair.inner
-    if isinstance(inner, str):
-        return unknown(f"{inner}")
+    return unknown(pair.inner) if isinstance(pair.inner, str) else pair.inner
+
+
+def embedding(pair: Pair) -> Found:
+    inner = _inner(pair)
+    if isinstance(inner, Found):
+        return inner
     if inner.embedding is None:
         return unknown(inner.unlike)
     evidence = inner.embedding | {"step": inner.step}
@@ -102,12 +106,9 @@ def embedding(pair: Pair) -> Found:
 
 
 def layers(pair: Pair) -> Found:
-    implied = _implied(pair)
-    if implied:
-        return implied
-    inner = pair.inner
-    if isinstance(inner, str):
-        return unknown(f"{inner}")
+    inner = _inner(pair)
+    if isinstance(inner, Found):
+        return inner
     evidence = {"step": inner.step, "first_point": inner.first_point, "layers": inner.layers, "notes": inner.notes}
     if inner.embedding is None:
         return unknown(inner.unlike, evidence)
