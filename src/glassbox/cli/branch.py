@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from glassbox.cli.intervene import AblateOption, PositionsOption, ReplaceOption, ScaleOption, interventions
-from glassbox.cli.output import JsonOption, StoreOption, note, open_store, print_json
+from glassbox.cli.output import JsonOption, StoreOption, open_store
 from glassbox.cli.replay import model_for
 from glassbox.cli.runs import NO_RUNS, newest
-from glassbox.cli.trace import Interrupted, run_trace
+from glassbox.cli.trace import Interrupted, run_trace, told
 from glassbox.cli.whatif import RunArgument, RunModelOption, laid_over
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
@@ -62,12 +62,7 @@ def branch(
         stream = begin(found, loaded, store=opened, **asked)
         live = None if as_json else Live(loaded, f"steps before {at} are those of run {found.run_id}" if at else "")
         made, interrupted = run_trace(stream, live)
-        if live:
-            live.tail(made, opened, store is not None)
-        else:
-            print_json(made.to_dict())
-            if made.problem:
-                note(f"glassbox: the trace is {made.problem}")
+        told(made, live, opened, store is not None)
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {made.run_id}")
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from glassbox.policy.policy import Policy
     from glassbox.stream import Stream
     from glassbox.trace.record import Run
+    from glassbox.trace.store import Store
 
 EARLY: Mapping[str, bool | str] = {"no": False, "yes": True, "never": "never"}
 NO_TEMPLATE = "this model has no chat template: the prompt goes in as it is"
@@ -153,16 +154,21 @@ def trace(
         stream = loaded.stream(store=opened, beam=beam, **asked)
         live = None if as_json else Live(loaded, "" if raw or not plain else NO_TEMPLATE)
         run, interrupted = run_trace(stream, live)
-        if live:
-            if run.beams:
-                beams_of_run(live.out, run, loaded.tokenizer.vocab)
-            live.tail(run, opened, store is not None)
-        else:
-            print_json(run.to_dict())
-            if run.problem:
-                note(f"glassbox: the trace is {run.problem}")
+        if live and run.beams:
+            beams_of_run(live.out, run, loaded.tokenizer.vocab)
+        told(run, live, opened, store is not None)
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as run {run.run_id}")
+
+
+def told(run: Run, live: Live | None, store: Store, named: bool) -> None:
+    """The end of what is shown live; else all of it as JSON. named: whether the store was."""
+    if live:
+        live.tail(run, store, named)
+        return
+    print_json(run.to_dict())
+    if run.problem:
+        note(f"glassbox: the trace is {run.problem}")
 
 
 def beam_of(width: int | None, n: int, **flags: Any) -> Beam | None:
