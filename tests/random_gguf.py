@@ -102,7 +102,7 @@ def encode(values: np.ndarray, kind: T) -> np.ndarray:
         return values.astype(np.float32 if kind == T.F32 else np.float16)
     try:
         return gguf.quants.quantize(values, kind)
-    except NotImplementedError:
+    except NotImplementedError:  # the package reads this format, but does not write it
         return _random_blocks(values, kind)
 
 

@@ -238,7 +238,7 @@ def test_an_arena_that_does_not_fit_is_out_of_memory() -> None:
         Arena(10**18)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="limits on memory differ")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to RLIMIT_AS")
 def test_under_a_limit_on_memory_the_numbers_tell_it(tmp_path: Path) -> None:
     script = """
         import resource, sys

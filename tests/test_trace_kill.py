@@ -22,7 +22,7 @@ SEED = 20250304
 STEPS = 30  # of each run; the child makes one after another until it is killed
 LATEST_S = 0.1
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its victims")
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here, and the victims are forked")
 
 # Imports once and forks for each trial, so that 200 trials do not mean 200 imports.
 NURSERY = """
