@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +304,50 @@ def test_stream_equals_text_on_the_golden_prompts(smollm2: glassbox.Model, golde
                 assert run.text == smollm2.decode(run.ids)
         again = smollm2.generate(**asked)  # C13-04: the same request again, other requests between
         assert [s.logits_hash for s in run.steps] == [s.logits_hash for s in again.steps] and run.ids == again.ids
+
+
+EMOJI = "k 🙂👧日 é!"
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("stem", ["smollm2", "gemma3"])
+def test_stops_and_emoji_that_span_tokens(stem: str, golden: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """On every golden prompt: the model's own words, then emoji cut over tokens, streamed with a stop string laid
+    across each pair of tokens that has text, are what the unstreamed text has before that string."""
+    model: glassbox.Model = request.getfixturevalue(stem)
+    spanned = 0
+    for p in golden[stem]["prompts"]:
+        forced = [*p["greedy_ids"][:3], *model.encode(EMOJI, add_special=False).ids]
+        asked: dict[str, Any] = dict(ids=p["ids"], seed=5, max_tokens=len(forced), ignore_eos=True)
+        run = model.generate(**asked, policy=Policy(forced_ids=forced))
+        whole = model.decode(forced)
+        assert list(run.ids) == forced and whole.endswith(EMOJI)
+        assert (streamed(list(run.steps)), run.text) == (whole, whole)
+        for before, after in pairwise(run.steps[1:]):
+            if not (before.text and after.text):
+                continue
+            stop = before.text[-1] + after.text[0]
+            with model.stream(**asked, policy=Policy(forced_ids=forced), stop=[stop]) as stream:
+                shown = [step.text for step in stream]
+            assert "".join(shown) == stream.run.text == whole[: whole.index(stop)], (p["index"], stop)
+            assert stream.run.stop_reason == {"kind": "stop_string", "text": stop}
+            spanned += 1
+    assert spanned >= 4 * len(golden[stem]["prompts"])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("script", [[314, 120, 7042], [314, 127, 120]])
+def test_a_head_wider_than_the_tokenizer_says_nothing_there(tokenizer: Tokenizer, script: list[int]) -> None:  # C02-11
+    """Ids that no token has, chosen all the same: they say nothing, and the run goes on and can be recorded."""
+    wide = len(tokenizer.vocab)
+    script = [i if i not in (120, 127) else wide + i - 100 for i in script]
+    model = glassbox.Model("wide", Scripted(script, 1, wide + 28), tokenizer, {}, "sha")
+    run = model.generate(ids=[19556], policy=GREEDY, seed=0, max_tokens=3)
+    assert list(run.ids) == script and run.finish_reason == "length"
+    says = [model.decode([i]) for i in script]
+    assert [s.text for s in run.steps] == says and says.count("") == sum(i >= wide for i in script)
+    assert [s["bytes"] for s in run.to_dict()["steps"] if s["id"] >= wide] == [[]] * says.count("")
 
 
 @pytest.mark.model

@@ -42,14 +42,14 @@ def test_logits_logprobs_and_residuals(case: tuple[glassbox.Model, dict[str, Any
     model, p = case
     layers = model.model.layers
     points = [f"resid_post.{i}" for i in range(layers - 1)]  # the golden's last is after the final norm
-    seen = model.observe(p["ids"], [*points, "logits", "embed"])
+    seen = model.observe(p["ids"], [*points, "final_norm", "logits", "embed"])
     logits = seen["logits"]
     assert np.abs(logits[-1][p["logit_ids"]] - p["logits"]).max() <= 2e-3
     assert abs(np.log(np.exp(logits[-1].astype(np.float64)).sum()) - p["logsumexp"]) <= 2e-3
     given = [log_softmax(row)[i] for row, i in zip(logits[:-1], p["ids"][1:], strict=True)]
     assert p["prompt_logprobs"][0] is None
     assert np.abs(np.array(given) - np.array(p["prompt_logprobs"][1:])).max() <= 2e-3
-    for i, name in enumerate(["embed", *points]):
+    for i, name in enumerate(["embed", *points, "final_norm"]):
         right = p["resid"][i]
         assert np.abs(seen[name][-1] - right).max() / np.abs(right).max() <= 1e-3, name
 
@@ -79,8 +79,26 @@ def test_one_thread_and_two_give_the_same_bits_on_gemma(gemma3: glassbox.Model, 
     model = gemma3.model
     assert isinstance(model, TransformerModel)
     other = glassbox.load("gemma3-270m", threads=1 if model.threads > 1 else 2)
-    for p in golden["gemma3"]["prompts"][:4]:
+    for p in golden["gemma3"]["prompts"]:
         assert forward_bytes(gemma3, p["ids"]) == forward_bytes(other, p["ids"])
+
+
+@pytest.mark.slow
+def test_cached_equals_uncached(case: tuple[glassbox.Model, dict[str, Any]]) -> None:
+    """Half of the prompt, then its last ids one by one, as decoding does, also past the window; and warm runs."""
+    model, p = case
+    ids, alone = p["ids"], min(30, len(p["ids"]) // 2)
+    whole = model.logits(ids)
+    cache = model.model.new_cache()
+    for end in sorted({len(ids) // 2, *range(len(ids) - alone, len(ids) + 1)}):
+        row, _ = forward(model.model, ids[cache.length : end], cache)
+        assert row[0].tobytes() == whole[end - 1].tobytes(), f"position {end - 1}"
+    cache.release()
+    asked: dict[str, Any] = dict(ids=ids, policy=glassbox.Policy(temperature=0), max_tokens=4, ignore_eos=True)
+    cold, kept, warm = (model.generate(**asked, **how) for how in (dict(reuse=False), dict(salt="c"), dict(salt="c")))
+    assert (cold.usage.cached_tokens, warm.usage.cached_tokens) == (0, len(ids) - 1)
+    hashes = [[(s.id, s.logits_hash) for s in run.steps] for run in (cold, kept, warm)]
+    assert hashes[0] == hashes[1] == hashes[2]
 
 
 @pytest.mark.slow
