@@ -354,6 +354,23 @@ def test_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
             assert said in out + err
 
 
+def test_a_prompt_is_read_as_utf8_where_the_locale_is_not(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for data, code, said in (
+        (b"\xc3\xa9", 2, "'\\xe9' (U+00E9)"),
+        (b"a\xff", 2, "not UTF-8 at byte 1"),
+        (b"ab", 0, ""),
+    ):
+        command = [sys.executable.encode(), b"-m", b"glassbox", b"tokenize", data, b"--model", b"bigram"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ascii_only})
+        assert done.returncode == code and said in done.stderr and len(done.stderr.splitlines()) == (code > 0)
+
+
+def test_the_list_of_commands_says_whole_sentences(cli: Cli) -> None:
+    commands = cli("--help")[0].partition("Commands:")[2].strip().splitlines()
+    assert len(commands) == 19 and not [line for line in commands if not line.endswith(".") or line.endswith("...")]
+
+
 def test_the_package_is_a_command_too() -> None:
     done = subprocess.run([sys.executable, "-m", "glassbox", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("glassbox 0.")
@@ -440,6 +457,19 @@ def test_narrow_screens(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, cli.stored("show", "--at", "1")[0].splitlines())) <= 60
     monkeypatch.setenv("COLUMNS", "72")
     assert "instead" in cli.stored("show")[0] and "' ' 18.4%" in cli.stored("show")[0]
+
+
+@pytest.mark.parametrize("columns", ["", "0", "00", "1", "-5", "abc", "\u00b2", "\u0663", "9" * 5000])
+def test_no_screen_is_too_narrow_to_say_anything(cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    width = 20 if columns == "1" else 80
+    out, _ = cli.stored("trace", "ab", "--temperature", "0", *BIGRAM)
+    lines = out.splitlines()
+    assert max(map(len, lines[:-2])) <= width and "…" not in {line.strip() for line in lines}
+    assert "c ab" in lines and sum(line.startswith("   0  'c'") for line in lines) == 1
+    run_id = cli.stored("runs")[0].splitlines()[1].split()[0]
+    assert run_id in lines[-1] and cli("--help")[0].count("Show") > 3
 
 
 def test_no_line_ends_in_spaces(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
