@@ -64,7 +64,7 @@ def show_model(
 ) -> None:
     """Describe a model by what its files say: spec, formats, vocabulary, template, memory. Reads no weights."""
     if model == "bigram":
-        built_in = {"name": model, "path": None, "files": [], "kind": "built in", "problem": None}
+        built_in: dict[str, Any] = {"name": model, "path": None, "files": [], "kind": "built in", "problem": None}
         text = "bigram is built in: a table of logits for four tokens, without files"
         print_json(built_in) if as_json else console().row(text)
         return
