@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -315,6 +316,25 @@ def test_a_closed_pipe_is_no_error_and_cancels(cli: Cli) -> None:
     assert (p.wait(60), err) == (0, "")
     got = json.loads(cli.stored("show", "--json")[0])
     assert got["status"] == "done" and got["finish_reason"] == "cancelled" and 3 < len(got["steps"]) < 4000
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("cannot load libllvmlite.so"), "cannot load libllvmlite.so"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (OSError(errno.EIO, "Input/output error"), "the output cannot be written: Input/output error"),
+    ],
+)
+def test_only_what_a_write_ends_in_is_told_as_the_outputs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "app", fails)
+    monkeypatch.setattr(app, "discard", lambda stream: 0)  # it would close this process's own output
+    assert cli("runs", code=2) == ("", f"glassbox: {said}\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that --help answers at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -32,6 +33,7 @@ from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
 LONGEST = 1000  # characters of a complaint
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what a write may end in
 
 app = typer.Typer(
     name="glassbox",
@@ -85,8 +87,10 @@ def invoke(arguments: list[str]) -> int:
     except OSError as e:
         if e.filename is not None:
             return complain(f"{os.fsdecode(e.filename)}: {e.strerror or e}", 2)
+        if e.errno not in UNWRITTEN:  # a library that cannot be loaded, no memory, no more threads
+            return complain(str(e.strerror or e), 2)
         discard(sys.stdout)
-        return complain(f"the output cannot be written: {e.strerror or e}", 2)
+        return complain(f"the output cannot be written: {e.strerror}", 2)
     except GlassboxError as e:
         if e.exit_code == INTERRUPTED:
             go_deaf()
