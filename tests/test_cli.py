@@ -391,6 +391,24 @@ def test_the_list_of_commands_says_whole_sentences(cli: Cli) -> None:
     assert len(commands) == 19 and not [line for line in commands if not line.endswith(".") or line.endswith("...")]
 
 
+def test_ctrl_c_in_a_finalizer_is_neither_lost_nor_a_traceback() -> None:
+    code = """if True:
+        import time
+        from glassbox.cli import main
+        class Held:
+            def __del__(self):
+                raise KeyboardInterrupt
+        def run(arguments):
+            Held()
+            time.sleep(30)
+            return 0
+        main.run = run
+        main.main([])"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - began < 25
+
+
 def test_the_package_is_a_command_too() -> None:
     done = subprocess.run([sys.executable, "-m", "glassbox", "--version"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("glassbox 0.")
