@@ -103,6 +103,13 @@ def bigram() -> Any:
         (lambda m: m.observe([1], 5), ParameterError, "points is 5"),
         (lambda m: m.observe("ab", "embed"), ParameterError, "ids is 'ab'"),
         (lambda m: m.observe([1], "resid_pre.0"), UnknownPoint, "there are: embed, final_norm, logits$"),
+        (lambda m: m.generate("ab", seed=1).tensor(0, ["embed"]), ParameterError, r"point is \['embed'\]"),
+        (lambda m: m.generate("ab", seed=1).tensors(0, ["embed", None]), ParameterError, "point is None"),
+        (lambda m: m.generate("ab", seed=1).what_if(Policy(), threshold=[]), ParameterError, r"threshold is \[\]"),
+        (lambda m: glassbox.open_store(5), ParameterError, "path is 5, but must be the path of a file"),
+        (lambda m: glassbox.open_store(b"runs.db"), ParameterError, "path is b'runs.db'"),
+        (lambda m: glassbox.open_store("\ud800"), ParameterError, "path is '.ud800'"),
+        (lambda m: glassbox.open_store(Path("a\0b")), ParameterError, "path is PosixPath"),
     ],
 )
 def test_mistakes_are_named(bigram: Any, use: Use, error: type[Exception], words: str) -> None:

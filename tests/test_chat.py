@@ -70,6 +70,11 @@ def test_what_is_wrong_is_named(model: glassbox.Model, how: dict[str, Any], erro
             ask()
 
 
+def test_more_messages_than_can_be_told_apart(model: glassbox.Model) -> None:
+    with pytest.raises(PromptError, match=r"too many messages: at most 16,383 texts can be told apart"):
+        model.encode_chat([{"role": "user", "content": "x"}] * 20000)
+
+
 def test_a_prompt_takes_none_of_it(model: glassbox.Model) -> None:
     with pytest.raises(ParameterError, match=r"tools is .* given with messages only"):
         model.generate("ab", tools=[])

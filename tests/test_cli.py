@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -348,6 +349,25 @@ def test_a_closed_pipe_is_no_error_and_cancels(cli: Cli) -> None:
     assert got["status"] == "done" and got["finish_reason"] == "cancelled" and 3 < len(got["steps"]) < 4000
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("cannot load libllvmlite.so"), "cannot load libllvmlite.so"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory"),
+        (OSError(errno.EIO, "Input/output error"), "the output cannot be written: Input/output error"),
+    ],
+)
+def test_only_what_a_write_ends_in_is_told_as_the_outputs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app, "app", fails)
+    monkeypatch.setattr(app, "discard", lambda stream: 0)  # it would close this process's own output
+    assert cli("runs", code=2) == ("", f"glassbox: {said}\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("command", [("trace", "ab", *BIGRAM), ("trace", "ab", "--json", *BIGRAM), ("--help",)])
 def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> None:
@@ -383,6 +403,41 @@ def test_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "utf-8"))
             out, err = cli(command, "-", "--model", "bigram", code=code)
             assert said in out + err
+
+
+def test_a_prompt_is_read_as_utf8_where_the_locale_is_not(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for data, code, said in (
+        (b"\xc3\xa9", 2, "'\\xe9' (U+00E9)"),
+        (b"a\xff", 2, "not UTF-8 at byte 1"),
+        (b"ab", 0, ""),
+    ):
+        command = [sys.executable.encode(), b"-m", b"glassbox", b"tokenize", data, b"--model", b"bigram"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **ascii_only})
+        assert done.returncode == code and said in done.stderr and len(done.stderr.splitlines()) == (code > 0)
+
+
+def test_the_list_of_commands_says_whole_sentences(cli: Cli) -> None:
+    commands = cli("--help")[0].partition("Commands:")[2].strip().splitlines()
+    assert len(commands) == 19 and not [line for line in commands if not line.endswith(".") or line.endswith("...")]
+
+
+def test_ctrl_c_in_a_finalizer_is_neither_lost_nor_a_traceback() -> None:
+    code = """if True:
+        import time
+        from glassbox.cli import main
+        class Held:
+            def __del__(self):
+                raise KeyboardInterrupt
+        def run(arguments):
+            Held()
+            time.sleep(30)
+            return 0
+        main.run = run
+        main.main([])"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "") and time.monotonic() - began < 25
 
 
 def test_the_package_is_a_command_too() -> None:
@@ -471,6 +526,19 @@ def test_narrow_screens(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, cli.stored("show", "--at", "1")[0].splitlines())) <= 60
     monkeypatch.setenv("COLUMNS", "72")
     assert "instead" in cli.stored("show")[0] and "' ' 18.4%" in cli.stored("show")[0]
+
+
+@pytest.mark.parametrize("columns", ["", "0", "00", "1", "-5", "abc", "\u00b2", "\u0663", "9" * 5000])
+def test_no_screen_is_too_narrow_to_say_anything(cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    width = 20 if columns == "1" else 80
+    out, _ = cli.stored("trace", "ab", "--temperature", "0", *BIGRAM)
+    lines = out.splitlines()
+    assert max(map(len, lines[:-2])) <= width and "…" not in {line.strip() for line in lines}
+    assert "c ab" in lines and sum(line.startswith("   0  'c'") for line in lines) == 1
+    run_id = cli.stored("runs")[0].splitlines()[1].split()[0]
+    assert run_id in lines[-1] and cli("--help")[0].count("Show") > 3
 
 
 def test_no_line_ends_in_spaces(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,3 +267,10 @@ def test_a_tokenizer_has_a_digest_of_all_that_decides_ids(tmp_path: Path) -> Non
     two = digest()
     folder(tmp_path, {"tokenizer.json": {"a": 2}})
     assert len({one, two, digest()}) == 3
+
+
+def test_the_built_in_model_is_described_on_standard_output(say: Any) -> None:
+    assert say("show-model", "bigram") == say("models", "--show", "bigram")
+    assert say("show-model", "bigram").startswith("bigram is built in: a table")
+    got = json.loads(say("show-model", "bigram", "--json"))
+    assert got == {"name": "bigram", "path": None, "files": [], "kind": "built in", "problem": None}

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that --help answers at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -32,6 +33,7 @@ from glassbox.cli.main import INTERRUPTED, go_deaf
 from glassbox.errors import GlassboxError
 
 LONGEST = 1000  # characters of a complaint
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)  # what a write may end in
 
 app = typer.Typer(
     name="glassbox",
@@ -41,24 +43,27 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
 )
-app.command("trace")(policy.with_flags(trace.trace))
-app.command("policy")(policy.with_flags(policy.policy))
+# short_help: what `glassbox --help` has room for, where the first sentence is longer
+app.command("trace", short_help="Generate from PROMPT and show every step.")(policy.with_flags(trace.trace))
+app.command("policy", short_help="Show the steps of a policy, each with its formula.")(policy.with_flags(policy.policy))
 app.command("runs")(runs.runs)
 app.command("show")(runs.show)
-app.command("whatif")(policy.with_flags(whatif.whatif))
-app.command("branch")(policy.with_flags(branch.branch))
-app.command("replay")(replay.replay)
-app.command("tensor")(replay.tensor)
+app.command("whatif", short_help="Show what RUN would have chosen under another policy.")(
+    policy.with_flags(whatif.whatif)
+)
+app.command("branch", short_help="Begin a new run where RUN was at step N.")(policy.with_flags(branch.branch))
+app.command("replay", short_help="Make a recorded run again and compare every step.")(replay.replay)
+app.command("tensor", short_help="Show an inner value of any step of a recorded run.")(replay.tensor)
 app.command("explain")(explain.explain)
-app.command("diff")(diff.diff)
-app.command("export")(export.export)
+app.command("diff", short_help="Name the first stage in which two runs differ.")(diff.diff)
+app.command("export", short_help="Write recorded runs in another format.")(export.export)
 app.command("import")(export.import_runs)
-app.command("purge")(purge.purge)
-app.command("tokenize")(tokenize.tokenize)
-app.command("score")(score.score)
+app.command("purge", short_help="Remove runs so that no byte of them is left.")(purge.purge)
+app.command("tokenize", short_help="Show the ids of TEXT, and the bytes each stands for.")(tokenize.tokenize)
+app.command("score", short_help="Show how likely each token of TEXT is.")(score.score)
 app.command("pull")(models.pull_model)
-app.command("models")(models.models)
-app.command("show-model")(models.show_model)
+app.command("models", short_help="List the models that have a name or are in a cache.")(models.models)
+app.command("show-model", short_help="Describe a model by what its files say.")(models.show_model)
 app.command("bench")(bench.bench)
 
 
@@ -82,8 +87,10 @@ def invoke(arguments: list[str]) -> int:
     except OSError as e:
         if e.filename is not None:
             return complain(f"{os.fsdecode(e.filename)}: {e.strerror or e}", 2)
+        if e.errno not in UNWRITTEN:  # a library that cannot be loaded, no memory, no more threads
+            return complain(str(e.strerror or e), 2)
         discard(sys.stdout)
-        return complain(f"the output cannot be written: {e.strerror or e}", 2)
+        return complain(f"the output cannot be written: {e.strerror}", 2)
     except GlassboxError as e:
         if e.exit_code == INTERRUPTED:
             go_deaf()

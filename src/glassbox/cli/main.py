@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for what the terminal's encoding cannot say
+    sys.unraisablehook = not_lost
     try:
         code = run(sys.argv[1:] if arguments is None else list(arguments))
     except KeyboardInterrupt:  # pressed again while the first one was being told of
@@ -38,6 +39,18 @@ def run(arguments: list[str]) -> int:
         if sys.stderr is not None:  # to print, None is standard output
             print("glassbox: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def not_lost(told: sys.UnraisableHookArgs) -> None:
+    """Ctrl-C in a finalizer, from which nothing can be raised: it comes again when that one is done."""
+    if not issubclass(told.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(told)
+        return
+    import threading
+
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    threading.Timer(0.02, signal.pthread_kill, (main_thread, signal.SIGINT)).start()  # wakes it, too, where it waits
 
 
 def go_deaf() -> None:

@@ -64,7 +64,9 @@ def show_model(
 ) -> None:
     """Describe a model by what its files say: spec, formats, vocabulary, template, memory. Reads no weights."""
     if model == "bigram":
-        note("bigram is built in: a table of logits for four tokens, without files")
+        built_in: dict[str, Any] = {"name": model, "path": None, "files": [], "kind": "built in", "problem": None}
+        text = "bigram is built in: a table of logits for four tokens, without files"
+        print_json(built_in) if as_json else console().row(text)
         return
     from glassbox.cli.describe import describe
     from glassbox.weights.source import resolve

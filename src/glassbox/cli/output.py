@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 16 << 20  # of a file or of standard input that is read whole
 WIDTH = 80  # columns when the output is not a terminal and COLUMNS does not say
+LEAST_WIDTH = 20  # on fewer, nothing of a line would be left to read
 
 ModelOption = typer.Option(
     "smollm2-135m",
@@ -76,9 +77,14 @@ def _safe(thing: Any) -> Any:
 def console(*, stderr: bool = False) -> Out:
     """A console with colour on a terminal only. What it prints is never read as markup."""
     stream = sys.stderr if stderr else sys.stdout
-    of_its_own = "COLUMNS" in os.environ or (stream is not None and stream.isatty())
-    width = None if of_its_own else WIDTH
-    return Out(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    width = None if stream is not None and stream.isatty() else WIDTH  # None: the terminal's own, whenever asked
+    if re.fullmatch("0*[1-9][0-9]{0,4}", said := os.environ.get("COLUMNS", "")):
+        width = max(int(said), LEAST_WIDTH)
+    # rich would take these two by itself: 0 for an empty page, and numbers that are none with a traceback
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    return Out(
+        stderr=stderr, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False, _environ=environ
+    )
 
 
 def print_json(value: Any) -> None:
@@ -96,21 +102,24 @@ def note(text: str) -> None:
 
 def read_text(argument: str) -> str:
     """A text as the command line gives it; - stands for standard input. Raises PromptError for what is not UTF-8."""
-    if argument != "-":
-        data = argument.encode("utf-8", "surrogatepass")  # a byte that is no UTF-8 comes as half a surrogate pair
-    elif sys.stdin is None:
-        raise PromptError("there is no standard input")
-    else:
-        try:
-            data = sys.stdin.buffer.read(MOST_BYTES + 1)
-        except OSError as e:
-            raise PromptError(f"standard input cannot be read: {e.strerror or e}") from None
-        if len(data) > MOST_BYTES:
-            raise PromptError(f"standard input has more than {MOST_BYTES:,} bytes")
     try:
+        # A byte that the locale has no character for comes as half of a surrogate pair, and goes back to be that byte
+        data = _standard_input() if argument == "-" else argument.encode("utf-8", "surrogateescape")
         return data.decode()
-    except UnicodeDecodeError as e:
+    except (UnicodeEncodeError, UnicodeDecodeError) as e:
         raise PromptError(f"the input is not UTF-8 at byte {e.start}") from None
+
+
+def _standard_input() -> bytes:
+    if sys.stdin is None:
+        raise PromptError("there is no standard input")
+    try:
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    except OSError as e:
+        raise PromptError(f"standard input cannot be read: {e.strerror or e}") from None
+    if len(data) > MOST_BYTES:
+        raise PromptError(f"standard input has more than {MOST_BYTES:,} bytes")
+    return data
 
 
 def read_file(path: str, flag: str) -> str:

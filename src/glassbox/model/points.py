@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from glassbox.errors import UnknownPoint
+from glassbox.errors import ParameterError, UnknownPoint
 
 LAYER_POINTS: Mapping[str, str] = {
     "resid_pre": "[T, D] the residual stream as it enters the layer",
@@ -36,8 +36,11 @@ def all_points(layers: int) -> list[str]:
 
 
 def check_points(points: Iterable[str], layers: int) -> frozenset[str]:
-    """The points as a set. Raises UnknownPoint, with what exists, for one that does not."""
-    wanted = frozenset(points)
+    """The points as a set. Raises UnknownPoint, with what exists, for one that does not; ParameterError for no name."""
+    listed = list(points)
+    if no_names := [point for point in listed if not isinstance(point, str)]:
+        raise ParameterError("point", no_names[0], "the name of a point, such as 'resid_post.0'")
+    wanted = frozenset(listed)
     unknown = sorted(wanted - set(all_points(layers)))
     if unknown:
         inner = [f"{name}.0 … .{layers - 1}" for name in LAYER_POINTS] if layers else []

@@ -48,7 +48,8 @@ class Marks:
         free = (c for c in map(chr, PRIVATE_USE) if c not in used)
         taken = "".join(islice(free, 1 + sources * VARIANTS))
         if len(taken) < 1 + sources * VARIANTS:
-            raise PromptError(f"{sources} messages are too many", param="messages")
+            most = len(taken) // VARIANTS
+            raise PromptError(f"too many messages: at most {most:,} texts can be told apart", param="messages")
         self.all = taken
         self.end, marks = taken[0], taken[1:]  # `end` stands where a text to be continued ends
         self._tables = [_Table(marks[i * VARIANTS : (i + 1) * VARIANTS]) for i in range(sources)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import platformdirs
 
-from glassbox.errors import GlassboxError, RunNotFound, StoreError
+from glassbox.errors import GlassboxError, ParameterError, RunNotFound, StoreError
 from glassbox.trace.alive import is_alive
 from glassbox.trace.reader import Damage, Rows, check_types, damage, fetch, run_of
 from glassbox.trace.record import Run
@@ -80,8 +80,20 @@ def open_store(path: str | Path | None = None, *, readonly: bool = False) -> Sto
     """The store at `path` (default: in the user's data folder), made for this user alone unless `readonly`.
 
     Raises StoreError: a folder, not SQLite, not ours, unknown version, not writable, damaged, or not there.
+    Raises ParameterError for what is no path.
     """
-    return Store(Path(path) if path is not None else default_path(), readonly=readonly)
+    return Store(_a_path(path) if path is not None else default_path(), readonly=readonly)
+
+
+def _a_path(path: object) -> Path:
+    """A path that the file system can be asked for: text it can encode, without a null byte."""
+    named = os.fspath(path) if isinstance(path, os.PathLike) else path
+    try:
+        if isinstance(named, str) and b"\0" not in os.fsencode(named):
+            return Path(named)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        pass
+    raise ParameterError("path", path, "the path of a file")
 
 
 class Store:

@@ -50,7 +50,7 @@ class Scan:
         """also: policies whose values are tried too, beside the policy's own.
 
         Raises ParameterError for a parameter that has no range, or that the rest of the policy does not let vary."""
-        if parameter not in RANGES and parameter not in WHOLE:
+        if not isinstance(parameter, str) or (parameter not in RANGES and parameter not in WHOLE):
             raise ParameterError("threshold", parameter, f"one of {', '.join([*RANGES, *WHOLE])}")
         self.parameter, self.policy, self.whole = parameter, policy, parameter in WHOLE
         low, high = (1, vocab) if self.whole else RANGES[parameter]
