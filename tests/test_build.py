@@ -7,9 +7,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from glassbox.errors import KernelError
 from glassbox.model.kernels import build
 
 START = "import sys; from glassbox.model.kernels.build import load; load(lambda text: print('compiled'))"
@@ -63,6 +65,34 @@ def test_damaged_kernels_are_compiled_again(kept: Path, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "glassbox").write_text("a file where the folder should be")
     assert start(tmp_path) == (0, "compiled", "")
+
+
+def test_an_interrupt_while_compiling_ends_the_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def interrupted(child: subprocess.Popen[bytes]) -> bytes:
+        raise KeyboardInterrupt
+
+    def begin(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        children.append(popen(*args, **more))
+        return children[-1]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_output", interrupted)
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    with pytest.raises(KeyboardInterrupt):
+        build._load(None)
+    assert len(children) == build.PARTS
+    assert all(child.returncode is not None for child in children)  # waited for: none runs on
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_compiler_that_fails_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('no numba here')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(KernelError, match=r"could not be compiled: ImportError: no numba here$"):
+        build._compile_in_children()
 
 
 def test_the_fingerprint_is_of_sources_and_target(monkeypatch: pytest.MonkeyPatch) -> None:

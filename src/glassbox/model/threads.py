@@ -65,23 +65,31 @@ class Team:
 
     def __init__(self, kernels: Kernels, count: int) -> None:
         self.count = count
-        self._run = kernels.run
-        self._slots = np.full((count - 1, 8), pr.ASLEEP, np.int64)  # a helper's slot has a cache line of its own
-        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(count - 1)]
+        self._kernels = kernels
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        slots = np.zeros((self.count - 1, 8), np.int64)  # a helper's slot has a cache line of its own
+        slots[:, 0] = pr.ASLEEP
+        queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in range(self.count - 1)]
+        self._slots, self._queues = slots, queues
         self._late: list[Job] = []  # a helper may still look at them; the helpers hold this list, it outlives the team
-        for i, queue in enumerate(self._queues):
-            arguments = (kernels, queue, self._slots[i], i + 1, self._late)
+        dismiss = weakref.finalize(self, _dismiss, queues, slots)  # first: Ctrl-C may come while the helpers start
+        for i, queue in enumerate(queues):
+            arguments = (self._kernels, queue, slots[i], i + 1, self._late)
             helper = threading.Thread(target=_serve, args=arguments, daemon=True, name=f"glassbox-{i + 1}")
             try:
                 helper.start()
             except RuntimeError:
-                _dismiss(self._queues)
-                raise ParameterError("threads", count, f"at most {i + 1}: the system starts no more") from None
-        weakref.finalize(self, _dismiss, self._queues)
+                dismiss()
+                raise ParameterError("threads", self.count, f"at most {i + 1}: the system starts no more") from None
 
     def run(self, job: Job) -> None:
         """Returns when the whole job is done, even if an exception (Ctrl-C) arrives meanwhile: the helpers are in its
         memory. Running a finished job again does nothing, so after an exception it is simply run to its end."""
+        if self._process != os.getpid():  # a fork has the memory, but not the helpers
+            self._start()
         interrupt: BaseException | None = None
         job.header[[pr.THREADS, pr.SLOTS]] = [self.count, self._slots.ctypes.data]
         self._late[:] = [*(j for j in self._late if self._used(j)), job]
@@ -91,7 +99,7 @@ class Team:
                     for slot, queue in zip(self._slots, self._queues, strict=True):
                         if slot[0] == pr.ASLEEP:
                             queue.put(job)
-                self._run(job.header.ctypes.data, 0)
+                self._kernels.run(job.header.ctypes.data, 0)
                 break
             except BaseException as e:  # a signal's: compiled code raises nothing
                 interrupt = e
@@ -131,6 +139,8 @@ def _serve(kernels: Kernels, queue: SimpleQueue[Job | None], slot: I64, thread: 
         kernels.serve(slot.ctypes.data, thread)
 
 
-def _dismiss(queues: list[SimpleQueue[Job | None]]) -> None:
+def _dismiss(queues: list[SimpleQueue[Job | None]], slots: I64) -> None:
+    """Send helpers away, wherever they wait: in compiled code or here."""
+    slots[:, 1] = 1
     for queue in queues:
         queue.put(None)

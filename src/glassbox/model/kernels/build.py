@@ -1,13 +1,14 @@
 """Compiles the kernels once, keeps the object code in the user's cache folder, and loads it: the only file that does.
 
-The code is compiled for a pinned target, not for the host, so that every machine computes the same bits; and by a
-child process, so that a start with cached kernels never imports the compiler. The fingerprint is a hash of the kernel
-sources, the target and the compiler's versions: it names the object file and stands in every trace.
+The code is compiled for a pinned target, not for the host, so that every machine computes the same bits; and by child
+processes, one a part, so that a start with cached kernels never imports the compiler. The fingerprint is a hash of the
+kernel sources, the target and the compiler's versions: it names the object file and stands in every trace.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import importlib.metadata
 import os
@@ -53,6 +54,9 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 }
 
 DIGEST = 32  # bytes of a sha256, which stand before the object code in its file
+SIZE = 8  # bytes of a part's length, which stand before the part
+PARTS = 2  # compiled at the same time: what is in FIRST, and the rest; they call each other by name
+FIRST = ("glassbox_product_one", "glassbox_decode_rows", "glassbox_pack_tiles")
 
 Run = Callable[[int, int], object]  # (address of a job's header, thread number)
 ENTRIES = {  # name -> how many int64 it takes
@@ -117,7 +121,7 @@ def _load(announce: Callable[[str], None] | None) -> Kernels:
     if code is None:
         if announce is not None:
             announce("compiling the kernels for this machine (once, about twenty seconds)")
-        code = _compile_in_child()
+        code = _compile_in_children()
         _keep(path, code)
     return _link(code)
 
@@ -159,7 +163,10 @@ def _link(code: bytes) -> Kernels:
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(*_machine_options())
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    while code:
+        end = SIZE + int.from_bytes(code[:SIZE], "little")
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code[SIZE:end]))
+        code = code[end:]
     engine.finalize_object()
     _alive.append(engine)
     return Kernels(*(_function(engine, name, count) for name, count in ENTRIES.items()))
@@ -188,25 +195,37 @@ def _check_host() -> None:
         raise KernelError(f"this processor lacks {', '.join(missing)}, which the kernels are compiled for")
 
 
-def _compile_in_child() -> bytes:
-    """The object code, compiled by a process of its own."""
+def _compile_in_children() -> bytes:
+    """The object code of all parts, each compiled by a process of its own. None outlives this call."""
     cpu, features = target()
     env = {**os.environ, "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": features, "NUMBA_DISABLE_JIT": "0"}
     command = [sys.executable, "-m", "glassbox.model.kernels.build"]
+    children: list[subprocess.Popen[bytes]] = []
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "kernels.o"
-            done = subprocess.run([*command, str(path)], env=env, capture_output=True, text=True)
-            if done.returncode:
-                tail = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise KernelError(f"the kernels could not be compiled: {tail}")
-            return path.read_bytes()
+        for part in range(PARTS):
+            children.append(
+                subprocess.Popen([*command, str(part)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            )
+        codes = [_output(child) for child in children]
     except OSError as e:
         raise KernelError(f"the kernels could not be compiled: {e.strerror or e}") from None
+    finally:
+        for child in children:
+            with child:
+                child.kill()
+    return b"".join(len(code).to_bytes(SIZE, "little") + code for code in codes)
 
 
-def compile_to(path: Path) -> None:
-    """Compile the entry points to a relocatable object file.
+def _output(child: subprocess.Popen[bytes]) -> bytes:
+    code, messages = child.communicate()
+    if child.returncode:
+        tail = (messages.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+        raise KernelError(f"the kernels could not be compiled: {tail}")
+    return code
+
+
+def compile_part(part: int) -> bytes:
+    """Compile the functions of a part to relocatable object code.
 
     numba's own wrappers, which call into Python to raise errors, are left out: the kernels cannot raise.
     """
@@ -215,13 +234,18 @@ def compile_to(path: Path) -> None:
 
     from glassbox.model.kernels import packing, products, rows, team
 
-    functions = dict(zip(APART, (products.product_one, products.decode_rows, packing.pack_tiles), strict=True))
+    apart = (
+        products.product_one, products.decode_rows, packing.pack_tiles, team.do_attend, team.do_rows, team.run,
+    )  # fmt: skip
+    functions = dict(zip(APART, apart, strict=True))
     entries = (team.run, team.serve, rows.weigh, rows.xxh64, rows.select, rows.compare)
     functions |= dict(zip(ENTRIES, entries, strict=True))
     for name in APART:
         llvm.add_symbol(name, 1)  # numba links what it compiles; nothing is called here
     module = None
     for name, function in functions.items():
+        if (name in FIRST) != (part == 0):
+            continue
         kinds = (types.int64,) * function.py_func.__code__.co_argcount
         function.compile(kinds)
         compiled = function.overloads[kinds]
@@ -236,7 +260,7 @@ def compile_to(path: Path) -> None:
     machine = llvm.Target.from_default_triple().create_target_machine(
         *_machine_options(), reloc="pic", codemodel="default"
     )
-    path.write_bytes(machine.emit_object(module))
+    return bytes(machine.emit_object(module))
 
 
 def _entry(name: str, native: str, count: int) -> str:
@@ -255,4 +279,6 @@ define i64 @{name}({given}) {{
 
 
 if __name__ == "__main__":
-    compile_to(Path(sys.argv[1]))
+    gc.disable()  # little of what the compiler makes is garbage, and it is over soon
+    out, sys.stdout = sys.stdout.buffer, sys.stderr  # the code alone goes out
+    out.write(compile_part(int(sys.argv[1])))

@@ -35,8 +35,11 @@ GROUP: of layers, whose pages are used; slots of experts. MORE: a second float32
 ) = range(19)  # fmt: skip
 HEADER = 19
 
-# --- what the team calls by name: how many int64 each takes (products.py, packing.py) -----------------------------
-APART = {"glassbox_product_one": 7, "glassbox_decode_rows": 5, "glassbox_pack_tiles": 7}
+# --- what the team calls by name: how many int64 each takes (products.py, packing.py, and the last three team.py) --
+APART = {
+    "glassbox_product_one": 7, "glassbox_decode_rows": 5, "glassbox_pack_tiles": 7,
+    "glassbox_do_attend": 10, "glassbox_do_rows": 11, "glassbox_run": 2,
+}  # fmt: skip
 
 # --- how work is cut (no effect on any value) -------------------------------------------------------------------
 UNIT_WEIGHTS = 32768  # weights · tokens in a unit of a product: some microseconds
@@ -46,7 +49,7 @@ SPINS = 2000  # looks at the counter before a waiting thread gives way
 
 PATIENCE = SPINS + 5000  # looks before a helper without a job goes to sleep: a few milliseconds
 
-# --- what stands in a helper's slot, if not the address of a job -------------------------------------------------
+# --- what stands in a helper's slot, if not the address of a job; its second number is 1 when the team is gone ----
 IDLE, ASLEEP, AWAKE = 0, -1, -2  # it waits in compiled code, in Python, or has been woken there
 
 WEIGHED = 65536  # logits that are summed as one block (part of the contract: rows.weigh)

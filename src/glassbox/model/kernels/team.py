@@ -17,8 +17,10 @@ from glassbox.model.kernels.formats import kernel
 from glassbox.model.kernels.rows import weigh_block
 from glassbox.model.kernels.simd import external, load1, load_i64
 
-# Compiled by themselves and linked by name.
-product_one, decode_rows, pack_tiles = (external(name, count) for name, count in pr.APART.items())
+# Compiled by themselves and linked by name: the compiler would optimise each again with every caller of its callers.
+product_one, decode_rows, pack_tiles, attend_apart, rows_apart, run_apart = (
+    external(name, count) for name, count in pr.APART.items()
+)
 
 
 @kernel
@@ -239,9 +241,9 @@ def do_unit(job, row, op, count, per, unit, scratch):
         block = field(row, pr.WEIGHT) + 32 * unit
         weigh_block(load_i64(block), load_i64(block + 8), load_i64(block + 16), load_i64(block + 24))
     elif op == pr.ATTEND:
-        do_attend(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
+        attend_apart(job, row, dst, d_stride, src, s_stride, count, unit, per, scratch)
     else:
-        do_rows(job, row, op, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
+        rows_apart(job, row, op, dst, d_stride, src, s_stride, count, unit * per, per, scratch)
 
 
 @kernel
@@ -298,17 +300,18 @@ def run(job, thread):
 
 @kernel
 def serve(slot, thread):
-    """A helper between jobs: it does what is put into its slot, and returns when nothing was for some milliseconds.
+    """A helper between jobs: it does what is put into its slot, and returns when nothing was for some milliseconds
+    or the team is gone.
 
     It waits here rather than in Python, where it would need the interpreter's lock to begin."""
     looks = 0
     while True:
         job = atomic_load(slot)
         if job != pr.IDLE:
-            run(job, thread)
+            run_apart(job, thread)
             atomic_replace(slot, job, pr.IDLE)
             looks = 0
-        elif looks > pr.PATIENCE:
+        elif looks > pr.PATIENCE or atomic_load(slot + 8) != 0:
             if atomic_replace(slot, pr.IDLE, pr.ASLEEP) == pr.IDLE:
                 return
         elif looks < pr.SPINS:
