@@ -117,7 +117,10 @@ class Model:
             return forward(self.model, checked, cache, rows="all")[0]
 
     def observe(self, ids: Sequence[int], points: str | Iterable[str]) -> dict[str, F32]:
-        """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
+        """The inner values at `points` (see model/points.py; one head too: q.3.head1), each [T, …].
+
+        Raises UnknownPoint, ParameterError (a head that is not there), PromptError.
+        """
         checked, look = check.id_list(ids, self.model.vocab_size), check.string_list("points", points)
         with self.engine.lock, fresh_cache(self.model) as cache:
             seen = forward(self.model, checked, cache, look)[1]

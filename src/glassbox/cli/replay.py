@@ -79,7 +79,9 @@ def _report(out: Out, r: Replayed) -> None:
 def tensor(
     run: str = RunArgument,
     at: int = typer.Option(..., "--at", metavar="N", help="The step whose token was chosen there, from 0."),
-    point: list[str] = typer.Option(..., "--point", metavar="P", help="resid_post.10, logits, …; may be repeated."),
+    point: list[str] = typer.Option(
+        ..., "--point", metavar="P", help="resid_post.10, logits, q.5.head3, …; repeatable."
+    ),
     all_positions: bool = typer.Option(False, "--all-positions", help="Of every position up to there, not of one."),
     out: str = typer.Option(
         None, "--out", metavar="FILE", help="Write .npy (several points: .npz), or .safetensors; replaces FILE."
