@@ -133,7 +133,10 @@ class Store:
         found = damage_of(rows) if verify else None
         if found is None:
             try:
-                return run_of(rows, self._unfinished(rows.run["owner"]))
+                run = run_of(rows, self._unfinished(rows.run["owner"]))
+                if not verify:  # what cannot be told of a damaged run is found here, not by whoever works on it
+                    run.to_dict()
+                return run
             except UNREADABLE as exc:
                 found = Damage(rows.run["id"], NOWHERE, f"{type(exc).__name__}: {exc}")
         raise StoreError(str(self.path), str(found))
