@@ -740,6 +740,7 @@ def test_first_run_says_that_it_compiles_and_a_second_clone_does_not(tmp_path: P
     first = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     took = time.perf_counter() - begin
     assert first.returncode == 0 and first.stdout.startswith("compiling the kernels"), first.stderr
+    assert "(once; 20 to 60 seconds)" in first.stdout
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert again.returncode == 0 and again.stdout == ""
     assert took < 120
