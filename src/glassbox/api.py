@@ -25,6 +25,7 @@ from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.opening import chat_of, cut_ids, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
 from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
+from glassbox.policy.step import listed as listed_of
 from glassbox.policy.step import whole
 from glassbox.provenance import model_digest, tokenizer_digest
 from glassbox.request import Branch, Provenance, Request
@@ -147,10 +148,8 @@ class Model:
         self, texts: Iterable[str | Sequence[int]], *, context: int | None = None, stride: int | None = None
     ) -> list[Scored]:
         """As `score` gives for each one, bit for bit, but short ones share passes. Each: a text, or ids."""
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            raise ParameterError("texts", texts, "a sequence of texts, or of sequences of ids")
         encodings = []
-        for item in texts:
+        for item in listed_of("texts", texts, "a sequence of texts, or of sequences of ids"):
             text, ids = (item, None) if isinstance(item, str) else (None, item)
             text, _, listed = check.one_prompt(text, None, ids, self.model.vocab_size)
             encodings.append(self._encoded(text, None, listed, None, check.chat_options({}, messages=False))[0])

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from typing import Any
 
@@ -23,6 +24,7 @@ from glassbox.model.spec import ModelSpec
 from glassbox.types import F32
 
 OPS = ("zero", "scale", "replace")
+MOST = 100_000  # in one list
 END = 2**62  # behind every position
 POINTS = ("embed", "resid_pre", "attn_norm", *HEADS, "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_post")
 
@@ -93,7 +95,9 @@ def check_interventions(given: Iterable[Intervention], spec: ModelSpec | None) -
     allowed = "a list of glassbox.Intervention"
     if not isinstance(given, Iterable):
         raise ParameterError("interventions", given, allowed)
-    checked = tuple(given)
+    checked = tuple(islice(given, MOST + 1))  # an iterator may never end
+    if len(checked) > MOST:
+        raise ParameterError("interventions", given, f"{allowed}, at most {MOST:,}")
     for one in checked:
         if not isinstance(one, Intervention):
             raise ParameterError("interventions", one, allowed)

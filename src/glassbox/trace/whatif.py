@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport, ParameterError, PromptError
+from glassbox.errors import EmptySupport, PromptError
 from glassbox.generation import logits_hash
 from glassbox.policy.philox import uniforms
 from glassbox.policy.policy import Policy, Shaped
-from glassbox.policy.step import whole
+from glassbox.policy.step import listed, whole
 from glassbox.trace.again import Again, Opened, check_kv, check_model
 from glassbox.trace.record import Run
 from glassbox.trace.threshold import Choose, Edge, Scan
@@ -144,9 +144,7 @@ def what_if(
 
 
 def _steps(again: Again, given: Iterable[int]) -> set[int]:
-    if not isinstance(given, Iterable):
-        raise ParameterError("steps", given, "a sequence of steps of the run")
-    wanted = list(given)
+    wanted = listed("steps", given, "a sequence of steps of the run")
     for step in wanted:
         again.position(step)  # refuses what is no step
     return set(wanted)
