@@ -37,8 +37,9 @@ from glassbox.text.exactly import exact_ids
 from glassbox.text.template import ChatTemplate
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.text.truncate import cut_messages, cut_text, kept, room_for, to_drop
-from glassbox.trace.record import Recorder, Run
+from glassbox.trace.record import Recorder
 from glassbox.trace.rows import Level, Retain
+from glassbox.trace.run import Run
 from glassbox.trace.runid import new_run_id
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION

@@ -11,7 +11,8 @@ from glassbox.generation import Generation
 from glassbox.interrupts import Uninterrupted
 from glassbox.request import Provenance, Request
 from glassbox.trace.again import Opened
-from glassbox.trace.record import Recorder, Run
+from glassbox.trace.record import Recorder
+from glassbox.trace.run import Run
 
 
 class Stream:

@@ -14,7 +14,7 @@ from glassbox.cli.show_text import flow, inert, middle_cut
 
 if TYPE_CHECKING:
     from glassbox.trace.diff import Diff
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.side import Side
 
 MARKS: Mapping[bool | None, tuple[str, str]] = {True: ("=", ""), False: ("≠", "bold red"), None: ("?", "yellow")}

@@ -17,7 +17,7 @@ from glassbox.trace.told import percent, searched
 if TYPE_CHECKING:
     from glassbox.trace.attribution import Attribution
     from glassbox.trace.explained import Explained
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 NAME = 14  # columns of a token
 SOURCES = 24  # rows of the prompt's parts

@@ -14,8 +14,8 @@ from glassbox.errors import GlassboxError, ParameterError
 if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.cli.output import Out
-    from glassbox.trace.record import Run
     from glassbox.trace.replayed import Replayed
+    from glassbox.trace.run import Run
 
 RunArgument = typer.Argument("last", metavar="RUN", help="A run id, the beginning of one, or last.")
 OtherModelOption = typer.Option(None, "--model", "-m", help="Instead of the model the run names.")

@@ -14,7 +14,7 @@ from itertools import chain
 from glassbox.outcome import Usage
 from glassbox.trace import decode
 from glassbox.trace import rows as layout
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.sqlite import columns, has_table
 
 # Of values, by the type of their column.

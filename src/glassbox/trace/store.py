@@ -23,7 +23,7 @@ import platformdirs
 from glassbox.errors import GlassboxError, RunNotFound, StoreError
 from glassbox.trace.alive import is_alive
 from glassbox.trace.reader import Damage, Rows, check_types, damage, fetch, run_of
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.runid import ALPHABET
 from glassbox.trace.sqlite import BROKEN, connect, explain
 from glassbox.trace.writer import Writer

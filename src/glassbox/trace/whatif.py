@@ -24,7 +24,7 @@ from glassbox.policy.philox import uniforms
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import listed, whole
 from glassbox.trace.again import Again, Opened, check_kv, check_model
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.threshold import Choose, Edge, Scan
 from glassbox.types import F32
 
