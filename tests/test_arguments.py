@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 import os
 from collections.abc import Callable
@@ -16,8 +17,10 @@ import random_gguf
 import glassbox
 from glassbox.choose import draw_seed
 from glassbox.errors import ParameterError, PromptError, TemplateError, UnknownPoint
+from glassbox.model import intervene
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.threads import thread_count
+from glassbox.policy import step
 from glassbox.policy.policy import Policy
 from glassbox.text.tokenizer import Tokenizer
 
@@ -200,3 +203,37 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = thread_count()
     monkeypatch.setenv("GLASSBOX_THREADS", "")
     assert thread_count() == cores
+
+
+ENDLESS: list[Callable[[glassbox.Model], object]] = [
+    lambda m: Policy(banned_ids=itertools.count()),
+    lambda m: Policy(allowed_ids=itertools.repeat(1)),
+    lambda m: Policy(banned_sequences=itertools.repeat((1, 2))),
+    lambda m: Policy(banned_sequences=[itertools.count()]),
+    lambda m: Policy(logit_bias=itertools.repeat((1, 2.0))),
+    lambda m: Policy(dry_sequence_breakers=itertools.repeat("a")),
+    lambda m: Policy(order=itertools.repeat("top_k")),
+    lambda m: m.logits(itertools.repeat(1)),
+    lambda m: m.logits(range(10**18)),
+    lambda m: m.decode(itertools.repeat(1)),
+    lambda m: m.generate(ids=itertools.repeat(1)),
+    lambda m: m.generate("ab", stop=itertools.repeat("a")),
+    lambda m: m.generate("ab", stop_ids=itertools.repeat(1)),
+    lambda m: m.generate("ab", interventions=itertools.repeat(glassbox.Intervention("mlp_out.0", "zero"))),
+    lambda m: m.generate(messages=itertools.repeat({"role": "user", "content": "a"}), template="{{ messages }}"),
+    lambda m: m.generate(messages=[{"role": "user", "content": "a"}], tools=itertools.repeat({})),
+    lambda m: m.observe([1], itertools.repeat("embed")),
+    lambda m: m.scores(itertools.repeat("ab")),
+    lambda m: m.generate("ab", max_tokens=2).what_if(Policy(), steps=itertools.repeat(0)),
+]
+
+
+@pytest.mark.parametrize("call", ENDLESS)
+def test_what_never_ends_is_refused(
+    bigram: glassbox.Model, monkeypatch: pytest.MonkeyPatch, call: Callable[[glassbox.Model], object]
+) -> None:
+    assert step.MOST_LISTED > 2**20 and intervene.MOST > 2**10  # enough for what is meant
+    monkeypatch.setattr(step, "MOST_LISTED", 1000)
+    monkeypatch.setattr(intervene, "MOST", 1000)
+    with pytest.raises(ParameterError):
+        call(bigram)

@@ -197,6 +197,24 @@ def test_the_oldest_tail_goes_first() -> None:
     assert prefixes.held == 4 * PLAIN.page_bytes(0)
 
 
+def test_a_page_that_two_beginnings_share_counts_once() -> None:
+    """Neither is evicted for room that nothing takes."""
+    pool = PagePool(PLAIN)
+    prefixes = store(pool, limit=2 * PLAIN.page_bytes(0))
+    cache = filled(pool, IDS[:32])
+    prefixes.insert(cache, IDS[:32])
+    cache.release()
+    for end in (20, 10):  # each ends inside the page, and writes nothing to it
+        cache, length, _ = attached(prefixes, [*IDS[:end], 1])
+        assert length == end
+        prefixes.insert(cache, IDS[:end])
+        cache.release()
+    assert len(prefixes) == 3 and prefixes.held == pool.used == PLAIN.page_bytes(0)
+    assert prefixes.evict() and prefixes.held == pool.used == PLAIN.page_bytes(0)
+    prefixes.clear()
+    assert prefixes.held == pool.used == 0
+
+
 def test_a_pool_that_is_short_takes_back_what_is_only_kept() -> None:
     pool = PagePool(PLAIN, limit=4 * PLAIN.page_bytes(0))
     prefixes = store(pool, limit=pool.limit)
@@ -261,4 +279,4 @@ def test_whatever_happens_content_is_right_and_no_page_leaks(acts: list[tuple[st
         cache.release()
     assert pool.used == prefixes.held
     prefixes.clear()
-    assert pool.used == 0
+    assert pool.used == 0 == prefixes.held

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from glassbox.choose import _walk, choose, draw_seed, philox, philox_uniform
 from glassbox.errors import ParameterError
+from glassbox.policy.philox import uniform, uniforms
 from glassbox.policy.policy import Policy
 
 U64 = 2**64 - 1
@@ -55,6 +56,14 @@ def test_the_draw_is_numpys_philox(seed: int, sequence: int, position: int) -> N
     u = philox_uniform(seed, sequence, position)
     assert u == (int(bits.random_raw()) >> 11) * 2.0**-53
     assert 0.0 <= u < 1.0
+
+
+@given(seed=_word, first=_word, position=_word, purpose=_word)
+@settings(derandomize=True, max_examples=200)
+def test_many_at_once_are_those_of_one_at_a_time(seed: int, first: int, position: int, purpose: int) -> None:
+    sequences = [(first + i) % 2**64 for i in range(9)]
+    found = uniforms(seed, np.array(sequences, np.uint64), position, purpose)
+    assert found.tolist() == [uniform(seed, s, position, purpose) for s in sequences]
 
 
 def test_draws_differ_by_seed_sequence_and_position() -> None:

@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -345,6 +346,20 @@ def test_a_run_in_memory_becomes_the_rows_its_store_has(tmp_path: Path) -> None:
 
 
 # --- what is written, and where ---
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_exports_are_private(tmp_path: Path, to: str) -> None:
+    """As the store they come from: they hold prompts."""
+    kinds(tmp_path / "s.db")
+    before = os.umask(0o022)
+    try:
+        (path,) = export(sources(tmp_path / "s.db")[:1], to, tmp_path / "out")
+    finally:
+        os.umask(before)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    assert files and all(file.stat().st_mode & 0o777 == 0o600 for file in files)
+    assert not path.is_dir() or path.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_there_already_stays(tmp_path: Path) -> None:

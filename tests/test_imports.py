@@ -28,6 +28,7 @@ ORDER = [
     ("events",),
     ("generation",),
     ("search",),
+    ("interrupts",),
     ("engine",),
     ("speed",),
     ("trace",),

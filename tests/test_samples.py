@@ -12,7 +12,9 @@ import pytest
 from test_beam import tiny
 
 import glassbox
+from glassbox.cli.app import invoke
 from glassbox.errors import EmptySupport, ParameterError
+from glassbox.model.bigram import BigramModel
 from glassbox.model.execute import Part
 from glassbox.policy.policy import Policy
 
@@ -117,6 +119,29 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert f"sample {s['sequence']}  run" in text and f"sum of logprobs {total:.4f}" in text
         assert s["text"] in text
     assert f"{samples[0]['group']}, sample 2" in glass("runs", "--store", str(tmp_path / "s.db"))
+
+
+def test_each_end_is_told_as_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they share before the first pass, an end before the passes that the others still need."""
+    seen, said, work = list[int](), "", BigramModel.forward_parts
+
+    def watched(*arguments: Any) -> Any:
+        nonlocal said
+        said += capsys.readouterr().out
+        assert "prompt " in said and "seed     3" in said
+        seen.append(said.count("ended    sample"))
+        return work(*arguments)
+
+    monkeypatch.setattr(BigramModel, "forward_parts", watched)
+    asked = ["trace", "ab", "--model", "bigram", "--seed", "3", "--max-tokens", "30", "--stop", "b", "--n", "4"]
+    assert invoke([*asked, "--store", str(tmp_path / "s.db")]) == 0
+    said += capsys.readouterr().out
+    assert seen == sorted(seen) and seen[0] == 0 and len(set(seen)) > 1
+    live, report = said.split("sample 0  run")
+    assert live.count("ended    sample") == 4 and report.count("stop     stop (stop_string 'b')") == 4
+    assert all(len(line) <= 80 for line in said.splitlines())
 
 
 def test_numbers_of_samples_end_with_64_bits() -> None:

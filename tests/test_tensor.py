@@ -148,6 +148,40 @@ def test_what_is_not_proven_is_refused(model: glassbox.Model, tmp_path: Path) ->
     assert forced.tobytes() == other.logits(ids)[12].tobytes()
 
 
+@pytest.mark.parametrize("case", ["gemma3", "mixtral-a"])  # fewer heads of keys and values than of queries
+def test_one_head_of_what_interventions_take(case: str, tmp_path: Path) -> None:
+    """Put in its own place it changes no bit, set to zero it reads as zero: what is read is what is written."""
+    model = model_of(case, tmp_path)
+    run, spec = ran(model, 6, 4), model.model.spec
+    assert spec is not None and spec.kv_heads < spec.heads
+    counts = {"q": spec.heads, "k": spec.kv_heads, "v": spec.kv_heads, "attn_out": spec.heads}
+    for kind, heads in counts.items():
+        names = [f"{kind}.1.head{h}" for h in range(heads)]
+        whole = run.tensor(2, f"{'z' if kind == 'attn_out' else kind}.1", all_positions=True)  # [T, heads, W]
+        read = run.tensors(2, names, all_positions=True)
+        seen = model.observe([*run.prompt_ids, *run.ids[:2]], names)
+        one = run.tensors(2, [f"{kind}.1", *names])
+        for h, name in enumerate(names):
+            right = np.ascontiguousarray(whole[:, h])  # [T, W]
+            assert read[name].shape == right.shape == (8, spec.head_width), name
+            assert read[name].tobytes() == seen[name].tobytes() == right.tobytes(), name
+            assert one[name].tobytes() == right[-1].tobytes(), name
+            same = glassbox.Intervention(name, "replace", right, positions=(0, len(right)))
+            put = ran(model, 6, 4, interventions=[same])
+            assert [s.logits_hash for s in put.steps[:3]] == [s.logits_hash for s in run.steps[:3]], name
+            gone = ran(model, 6, 4, interventions=[glassbox.Intervention(name, "zero")])
+            assert right.any() and not gone.tensor(2, name, all_positions=True).any(), name
+    for name, why in {
+        f"q.1.head{spec.heads}": f"head is {spec.heads}, but must be from 0 to {spec.heads - 1}",
+        f"k.1.head{spec.kv_heads}": f"head is {spec.kv_heads}, but must be from 0 to {spec.kv_heads - 1}",
+        "mlp_out.1.head0": "head is 0, but must be left out: mlp_out has none, only q, k, v, attn_out have",
+    }.items():
+        with pytest.raises(ParameterError, match=why):
+            run.tensor(2, name)
+    with pytest.raises(UnknownPoint, match=r"no point 'attn_out.1.head'"):
+        run.tensor(2, "attn_out.1.head")
+
+
 def test_bad_questions_are_named(model: glassbox.Model) -> None:
     run = ran(model, 10, 5)
     with pytest.raises(UnknownPoint, match=r"no point 'resid_post\.7'; there are: embed, .*resid_post\.0 … \.6"):

@@ -18,6 +18,7 @@ import glassbox
 from glassbox.choose import choose, choose_at
 from glassbox.cli.app import invoke
 from glassbox.errors import ParameterError, PromptError
+from glassbox.policy import philox
 from glassbox.policy.policy import Policy, shape
 from glassbox.trace.record import Run
 from glassbox.trace.whatif import WhatIf
@@ -126,6 +127,24 @@ def test_many_draws_at_once_are_those_of_one_at_a_time(seed: int) -> None:
     shaped = shape(Policy(temperature=float(random.uniform(0.1, 3)), top_p=0.9).steps, logits)
     choices = [choose(shaped, seed=seed, sequence=i, position=3) for i in range(20)]
     assert choose_at(shaped, np.array([c.u for c in choices])).tolist() == [c.id for c in choices]
+
+
+def test_fresh_draws_are_made_all_at_once(recorded: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million a step is a matter of arrays: no number of them is made by itself."""
+    made, one = 0, philox.philox
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        return one(*arguments)
+
+    monkeypatch.setattr(philox, "philox", counted)
+    what = recorded.what_if(recorded.policy, draws=5000)
+    assert made <= len(recorded.steps)  # the recorded draws
+    r, row = recorded.request, what.rows[1]
+    fresh = [philox.uniform(r.seed, r.sequence + 1 + i, recorded.steps[1].position) for i in range(5000)]
+    assert row.draws is not None and row.choice is not None
+    assert row.draws.away == sum(not row.choice.cdf_lo <= u < row.choice.cdf_hi for u in fresh)
 
 
 @pytest.mark.parametrize("parameter", ["temperature", "top_p", "min_p", "top_k"])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glassbox.opening import load_tokenizer
     from glassbox.policy.policy import Policy
     from glassbox.trace.diff import diff
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 else:
     _HOMES = {
         "Model": "api",

@@ -25,6 +25,7 @@ from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
 from glassbox.opening import chat_of, cut_ids, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
 from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
+from glassbox.policy.step import listed as listed_of
 from glassbox.policy.step import whole
 from glassbox.provenance import model_digest, tokenizer_digest
 from glassbox.request import Branch, Provenance, Request
@@ -36,8 +37,9 @@ from glassbox.text.exactly import exact_ids
 from glassbox.text.template import ChatTemplate
 from glassbox.text.tokenizer import Encoding, Tokenizer
 from glassbox.text.truncate import cut_messages, cut_text, kept, room_for, to_drop
-from glassbox.trace.record import Recorder, Run
+from glassbox.trace.record import Recorder
 from glassbox.trace.rows import Level, Retain
+from glassbox.trace.run import Run
 from glassbox.trace.runid import new_run_id
 from glassbox.types import F32, Messages
 from glassbox.version import VERSION
@@ -117,7 +119,10 @@ class Model:
             return forward(self.model, checked, cache, rows="all")[0]
 
     def observe(self, ids: Sequence[int], points: str | Iterable[str]) -> dict[str, F32]:
-        """The inner values at `points` (see model/points.py), each [T, …]. Raises UnknownPoint, PromptError."""
+        """The inner values at `points` (see model/points.py; one head too: q.3.head1), each [T, …].
+
+        Raises UnknownPoint, ParameterError (a head that is not there), PromptError.
+        """
         checked, look = check.id_list(ids, self.model.vocab_size), check.string_list("points", points)
         with self.engine.lock, fresh_cache(self.model) as cache:
             seen = forward(self.model, checked, cache, look)[1]
@@ -144,10 +149,8 @@ class Model:
         self, texts: Iterable[str | Sequence[int]], *, context: int | None = None, stride: int | None = None
     ) -> list[Scored]:
         """As `score` gives for each one, bit for bit, but short ones share passes. Each: a text, or ids."""
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            raise ParameterError("texts", texts, "a sequence of texts, or of sequences of ids")
         encodings = []
-        for item in texts:
+        for item in listed_of("texts", texts, "a sequence of texts, or of sequences of ids"):
             text, ids = (item, None) if isinstance(item, str) else (None, item)
             text, _, listed = check.one_prompt(text, None, ids, self.model.vocab_size)
             encodings.append(self._encoded(text, None, listed, None, check.chat_options({}, messages=False))[0])

@@ -19,7 +19,7 @@ import numpy as np
 from glassbox.beam import Beam
 from glassbox.errors import ParameterError, PromptError, TemplateError
 from glassbox.policy.policy import Policy
-from glassbox.policy.step import needs_of, real, whole
+from glassbox.policy.step import listed, needs_of, real, whole
 from glassbox.policy.table import STEPS
 from glassbox.request import Request
 from glassbox.text.conversation import MAX_DEPTH
@@ -41,14 +41,14 @@ def id_list(ids: Any, vocab_size: int, param: str = "ids", *, ordered: bool = Tr
     given = ids.tolist() if hasattr(ids, "tolist") else ids  # numpy's numbers become Python's
     if ordered and isinstance(given, Set):
         raise ParameterError(param, ids, WHOLE + ", and a set has no order")
-    listed = _items(param, given, WHOLE)
-    for i in listed:
+    found = listed(param, given, WHOLE)
+    for i in found:
         if isinstance(i, bool) or not isinstance(i, numbers.Integral):
-            raise ParameterError(param, listed, WHOLE)
+            raise ParameterError(param, found, WHOLE)
         if not 0 <= int(i) < vocab_size:
             shown = f"id {i}" if abs(int(i)) < 2**64 else "an id of so many digits"
             raise PromptError(f"{shown} is outside the vocabulary of {vocab_size}", param=param)
-    return [int(i) for i in listed]
+    return [int(i) for i in found]
 
 
 def string(param: str, value: object) -> str:
@@ -64,10 +64,10 @@ def string(param: str, value: object) -> str:
 
 def string_list(param: str, value: object) -> tuple[str, ...]:
     """Strings; one alone is itself, not its letters."""
-    listed = [value] if isinstance(value, str) else _items(param, value, STRINGS)
-    if not all(isinstance(s, str) for s in listed):
+    found = [value] if isinstance(value, str) else listed(param, value, STRINGS)
+    if not all(isinstance(s, str) for s in found):
         raise ParameterError(param, value, STRINGS)
-    return tuple(string(param, s) for s in listed)
+    return tuple(string(param, s) for s in found)
 
 
 def string_map(param: str, value: object) -> dict[str, str]:
@@ -86,9 +86,9 @@ def flag(param: str, value: object) -> bool:
 
 
 def one_of(param: str, value: Any, allowed: Iterable[str]) -> Any:
-    listed = tuple(allowed)
-    if not isinstance(value, str) or value not in listed:
-        raise ParameterError(param, value, f"one of {', '.join(listed)}")
+    known = tuple(allowed)
+    if not isinstance(value, str) or value not in known:
+        raise ParameterError(param, value, f"one of {', '.join(known)}")
     return value
 
 
@@ -170,13 +170,13 @@ def one_prompt(
     if prompt is not None and not isinstance(prompt, str):
         raise ParameterError("prompt", prompt, "text; a conversation goes into messages, token ids into ids")
     talk = None if messages is None else message_list(messages)
-    listed = None if ids is None else id_list(ids, vocab_size)
+    known = None if ids is None else id_list(ids, vocab_size)
     if prompt == "":
         raise PromptError("the prompt is empty")
-    for param, value in (("messages", talk), ("ids", listed)):
+    for param, value in (("messages", talk), ("ids", known)):
         if value is not None and not value:
             raise PromptError(f"{param} is empty", param=param)
-    return prompt, talk, listed
+    return prompt, talk, known
 
 
 class ChatOptions(TypedDict, total=False):
@@ -220,10 +220,10 @@ def _objects(param: str, value: Any) -> list[Any] | None:
     """A list of objects of plain data, copied."""
     if value is None:
         return None
-    listed = _items(param, value, "a list of objects")
-    if not all(isinstance(item, Mapping) for item in listed):
+    found = listed(param, value, "a list of objects")
+    if not all(isinstance(item, Mapping) for item in found):
         raise ParameterError(param, value, "a list of objects")
-    return [_json(param, _plain(item)) for item in listed]
+    return [_json(param, _plain(item)) for item in found]
 
 
 def _json(param: str, value: Any) -> Any:
@@ -241,7 +241,7 @@ def message_list(messages: Any) -> tuple[Any, ...]:
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise TemplateError("messages must be a list of objects with role and content")
-    copied = tuple(_plain(m) for m in messages)
+    copied = tuple(_plain(m) for m in listed("messages", messages, "a list of objects with role and content"))
     try:
         json.dumps(copied, allow_nan=False)
     except (TypeError, ValueError) as e:
@@ -261,9 +261,3 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 def _no_key(key: object) -> str:
     raise TemplateError(f"a key of a message is of type {type(key).__name__}, but keys are strings")
-
-
-def _items(param: str, value: object, allowed: str) -> list[Any]:
-    if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
-        raise ParameterError(param, value, allowed)
-    return list(value)

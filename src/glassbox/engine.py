@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import groupby
 
 import numpy as np
@@ -21,6 +21,7 @@ from glassbox.cache.prefix import PrefixStore
 from glassbox.errors import GlassboxError, NonFiniteLogits, OutOfMemory
 from glassbox.events import Event
 from glassbox.generation import Generation
+from glassbox.interrupts import Uninterrupted
 from glassbox.model.execute import CHUNK, Part
 from glassbox.model.finite import located
 from glassbox.model.intervene import digest
@@ -53,17 +54,23 @@ class Engine:
         with self.lock:
             self.waiting.append(generation)
 
-    def stream(self, generation: Generation) -> Generator[Event]:
-        """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it."""
-        self.add(generation)
+    def stream(self, generation: Generation, took: Callable[[Event], None] | None = None) -> Generator[Event]:
+        """Add one sequence and run until it ends. Raises what ends it. Closing the iterator cancels it.
+
+        took: is given each event as it leaves the inbox, so that an interrupt finds it in the one place or the other.
+        """
         try:
+            self.add(generation)
             while True:
                 with self.lock:
                     while not generation.inbox and not generation.done:
                         self.step()
                     if not generation.inbox:
                         return
+                with Uninterrupted():
                     event = generation.inbox.popleft()  # the rest stays there: whoever leaves now may record it
+                    if took is not None and not isinstance(event, Exception):
+                        took(event)
                 if isinstance(event, Exception):
                     raise event
                 yield event
@@ -72,13 +79,14 @@ class Engine:
 
     def drop(self, generation: Generation) -> None:
         """Take a sequence out, wherever it is, and give its pages back. Cancels it if it has not ended."""
-        with self.lock:
+        with self.lock, Uninterrupted():
             generation.stop("cancelled")
             self._leave(generation)
 
     def step(self) -> None:
-        """One pass: every token it makes goes into its generation's inbox, every error too."""
-        with self.lock:
+        """One pass: every token it makes goes into its generation's inbox, every error too. It is made whole: ids, text
+        and pages of a sequence, and its steps in the inbox, go on together, so Ctrl-C waits for the end of it."""
+        with self.lock, Uninterrupted():
             for generation in [*self.running, *self.waiting]:
                 if generation.done:  # an interrupt came between its last token and its leaving
                     self._leave(generation)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TypeGuard
 
 from glassbox.engine import Engine
 from glassbox.events import Event, PromptToken, Step
 from glassbox.generation import Generation
+from glassbox.interrupts import Uninterrupted
 from glassbox.request import Provenance, Request
 from glassbox.trace.again import Opened
-from glassbox.trace.record import Recorder, Run
+from glassbox.trace.record import Recorder
+from glassbox.trace.run import Run
 
 
 class Stream:
@@ -59,8 +60,8 @@ class Stream:
     def _go(self, engine: Engine) -> Generator[Step]:
         failure: BaseException | None = None
         try:
-            for event in engine.stream(self._generation):
-                if self._record(event):
+            for event in engine.stream(self._generation, self._record):
+                if isinstance(event, Step):
                     yield event
         except BaseException as e:
             failure = e
@@ -68,31 +69,31 @@ class Stream:
         finally:
             self._finish(failure)
 
-    def _record(self, event: Event) -> TypeGuard[Step]:
-        """Whether it is a token. Of a beam search the first step's candidates say that the prompt was read."""
+    def _record(self, event: Event) -> None:
+        """Of a beam search the first step's candidates say that the prompt was read."""
         first = event[0] if isinstance(event, tuple) else event
         if first.step == len(self.inherited) and (self.request.beam is None or first is not event):
             self._recorder.prompt(self._prompt())
         if isinstance(event, tuple):
             self._recorder.beams(event)
-            return False
-        self._recorder.step(event)
-        return True
+        else:
+            self._recorder.step(event)
 
     def _finish(self, failure: BaseException | None) -> None:
         """Record how it ended: by itself, by whoever left the loop, or by an error."""
-        cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
-        if cancelled:
-            self._generation.stop("cancelled")
-        if not isinstance(failure, Exception):  # what was made, though nobody asked for it yet
-            while self._generation.inbox:
-                event = self._generation.inbox.popleft()
-                if not isinstance(event, Exception):
-                    self._record(event)
-        if self._generation.outcome is not None and cancelled:
-            self._recorder.end(self._generation.outcome)
-        elif failure is not None:
-            self._recorder.fail(failure)
+        with Uninterrupted():
+            cancelled = failure is None or isinstance(failure, GeneratorExit | KeyboardInterrupt)
+            if cancelled:
+                self._generation.stop("cancelled")
+            if not isinstance(failure, Exception):  # what was made, though nobody asked for it yet
+                while self._generation.inbox:
+                    event = self._generation.inbox.popleft()
+                    if not isinstance(event, Exception):
+                        self._record(event)
+            if self._generation.outcome is not None and cancelled:
+                self._recorder.end(self._generation.outcome)
+            elif failure is not None:
+                self._recorder.fail(failure)
         self._recorder.close()
 
     def _prompt(self) -> list[PromptToken]:

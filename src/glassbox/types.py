@@ -11,6 +11,7 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
 U8 = npt.NDArray[np.uint8]
 
 Sums = dict[float, tuple[float, float]]

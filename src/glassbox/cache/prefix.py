@@ -9,7 +9,7 @@ is never reused: its logits are needed. Least recently used pages go first, from
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -45,7 +45,8 @@ class PrefixStore:
         """fields: what touches keys and values, beside the ids. limit: bytes of pages to keep (default: a quarter)."""
         self.pool = pool
         self.limit = pool.limit // 4 if limit is None else limit
-        self.held = 0
+        self.held = 0  # bytes of the pages it knows
+        self._holders: Counter[Page] = Counter()  # nodes of each page: two may begin alike in it
         self._fields = tuple(fields)
         self._roots: dict[bytes, Node] = {}
         self._by_age: OrderedDict[bytes, Node] = OrderedDict()  # a parent is always younger than its children
@@ -156,13 +157,18 @@ class PrefixStore:
         for group, page in enumerate(pages):
             if page is not None and child.pages[group] is None:
                 child.pages[group] = self.pool.share(page)
-                self.held += self.pool.shape.page_bytes(group)
+                self._holders[page] += 1
+                if self._holders[page] == 1:
+                    self.held += self.pool.shape.page_bytes(group)
         return child
 
     def _forget(self, node: Node) -> None:
         for group, page in enumerate(node.pages):
             if page is not None:
-                self.held -= self.pool.shape.page_bytes(group)
+                self._holders[page] -= 1
+                if not self._holders[page]:
+                    del self._holders[page]
+                    self.held -= self.pool.shape.page_bytes(group)
                 self.pool.give(page)
         node.pages = [None] * len(node.pages)
 

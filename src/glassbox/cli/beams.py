@@ -9,7 +9,7 @@ from glassbox.cli.output import Out
 from glassbox.cli.show_text import inert, padded, quoted
 
 if TYPE_CHECKING:
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 TOKEN = 16  # columns of a token's text
 TREE = 10  # columns of a live beam's token in the tree; two more name the beam it continues

@@ -16,7 +16,7 @@ from glassbox.cli.whatif import RunArgument, RunModelOption, laid_over
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 
 def branch(

@@ -14,7 +14,7 @@ from glassbox.cli.show_text import flow, inert, middle_cut
 
 if TYPE_CHECKING:
     from glassbox.trace.diff import Diff
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.side import Side
 
 MARKS: Mapping[bool | None, tuple[str, str]] = {True: ("=", ""), False: ("≠", "bold red"), None: ("?", "yellow")}
@@ -29,13 +29,14 @@ def diff(
     b: str = typer.Argument(..., metavar="B", help="The same, of the other run."),
     store: str = StoreOption,
     store_b: str = typer.Option(None, "--store-b", metavar="FILE", help="The store of B. Default: the same as A's."),
+    force: bool = typer.Option(False, "--force", help="Go on with a damaged trace."),
     as_json: bool = JsonOption,
 ) -> None:
     """Name the first stage in which two runs differ, with the evidence of each. Exit code 1 where they do."""
     from glassbox.api import load  # noqa: F401  (with it, a run knows how to open its model)
     from glassbox.trace.diff import diff as compare
 
-    found = compare(_given(a, store), _given(b, store_b or store))
+    found = compare(_given(a, store, force), _given(b, store_b or store, force))
     if as_json:
         print_json(found.to_dict())
     else:
@@ -44,12 +45,12 @@ def diff(
         raise typer.Exit(1)
 
 
-def _given(name: str, store: str | None) -> Run | str:
+def _given(name: str, store: str | None, damaged: bool) -> Run | str:
     """A run of the store, or the path of a file: what has a slash or ends with .json is one."""
     if name.endswith(".json") or os.sep in name:
         return name
     with open_store(store, readonly=True) as opened:
-        return opened.load(name)
+        return opened.load(name, verify=not damaged)
 
 
 def show(out: Out, d: Diff) -> None:

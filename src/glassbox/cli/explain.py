@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from glassbox.cli.output import JsonOption, Out, StoreOption, console, print_json
-from glassbox.cli.replay import model_for, recorded
+from glassbox.cli.replay import ForceOption, model_for, recorded
 from glassbox.cli.runs import check_step
 from glassbox.cli.show_text import flow, inert, padded, quoted
 from glassbox.cli.whatif import RunModelOption
@@ -17,7 +17,7 @@ from glassbox.trace.told import percent, searched
 if TYPE_CHECKING:
     from glassbox.trace.attribution import Attribution
     from glassbox.trace.explained import Explained
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 NAME = 14  # columns of a token
 SOURCES = 24  # rows of the prompt's parts
@@ -30,11 +30,12 @@ def explain(
         None, "--against", metavar="ID", help="The id to compare it with; else the best other."
     ),
     model: str = RunModelOption,
+    force: bool = ForceOption,
     store: str = StoreOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Say why a token came: layers, attention, policy, draw. Computes the step again, and the hash proves it."""
-    found = recorded(run, store)
+    found = recorded(run, store, damaged=force)
     check_step(found, at, len(found.steps))  # said before a model is loaded
     explained = found.explain(at, model_for(found, model), against=against)
     if as_json:

@@ -12,7 +12,7 @@ from glassbox.errors import GlassboxError
 if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.text.vocab import Vocab
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 
 class Named(Protocol):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from glassbox.events import Step
     from glassbox.policy.policy import Candidate, LedgerRow
     from glassbox.request import Request
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.store import Store
 
 TOKEN = 14  # columns of a token's text

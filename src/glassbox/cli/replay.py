@@ -14,8 +14,8 @@ from glassbox.errors import GlassboxError, ParameterError
 if TYPE_CHECKING:
     from glassbox.api import Model
     from glassbox.cli.output import Out
-    from glassbox.trace.record import Run
     from glassbox.trace.replayed import Replayed
+    from glassbox.trace.run import Run
 
 RunArgument = typer.Argument("last", metavar="RUN", help="A run id, the beginning of one, or last.")
 OtherModelOption = typer.Option(None, "--model", "-m", help="Instead of the model the run names.")
@@ -79,7 +79,9 @@ def _report(out: Out, r: Replayed) -> None:
 def tensor(
     run: str = RunArgument,
     at: int = typer.Option(..., "--at", metavar="N", help="The step whose token was chosen there, from 0."),
-    point: list[str] = typer.Option(..., "--point", metavar="P", help="resid_post.10, logits, …; may be repeated."),
+    point: list[str] = typer.Option(
+        ..., "--point", metavar="P", help="resid_post.10, logits, q.5.head3, …; repeatable."
+    ),
     all_positions: bool = typer.Option(False, "--all-positions", help="Of every position up to there, not of one."),
     out: str = typer.Option(
         None, "--out", metavar="FILE", help="Write .npy (several points: .npz), or .safetensors; replaces FILE."

@@ -11,7 +11,7 @@ from glassbox.cli.output import JsonOption, StoreOption, console, open_store, pr
 from glassbox.errors import GlassboxError, ParameterError, PromptError
 
 if TYPE_CHECKING:
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.store import RunSummary
 
 NO_RUNS = 'no runs yet; make one with: glassbox trace "Why is the sky blue?"'

@@ -22,6 +22,7 @@ from glassbox.cli.output import (
     JsonOption,
     ModelOption,
     StoreOption,
+    console,
     load_model,
     note,
     open_store,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from glassbox.cli.render import Live
     from glassbox.policy.policy import Policy
     from glassbox.stream import Stream
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.store import Store
 
 EARLY: Mapping[str, bool | str] = {"no": False, "yes": True, "never": "never"}
@@ -195,12 +196,15 @@ def many(model: Model, n: int, asked: dict[str, Any], as_json: bool) -> None:
     from glassbox.cli import samples
 
     streams = model.sample_streams(n=n, **asked)
-    interrupted = samples.run(streams)
+    out = None if as_json else console()
+    if out:
+        samples.head(out, streams[0], model)
+    interrupted = samples.run(streams, out)
     runs = [stream.run for stream in streams]
-    if as_json:
-        print_json({"samples": [run.to_dict() for run in runs]})
+    if out:
+        samples.show(out, runs)
     else:
-        samples.show(runs, model)
+        print_json({"samples": [run.to_dict() for run in runs]})
     if interrupted:
         raise Interrupted(f"interrupted; what was made is kept as runs {', '.join(run.run_id for run in runs)}")
 

@@ -15,7 +15,7 @@ from glassbox.errors import ParameterError
 if TYPE_CHECKING:
     from glassbox.cli.names import Names
     from glassbox.policy.policy import Policy
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
     from glassbox.trace.whatif import WhatIf
 
 TOKEN = 16  # columns of a token's text

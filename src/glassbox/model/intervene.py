@@ -12,20 +12,20 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from glassbox.errors import ParameterError, UnknownPoint
-from glassbox.model.points import check_points
+from glassbox.model.points import HEADS, check_head, check_points, split_head
 from glassbox.model.spec import ModelSpec
 from glassbox.types import F32
 
 OPS = ("zero", "scale", "replace")
+MOST = 100_000  # in one list
 END = 2**62  # behind every position
-DIGITS = 9  # of the number of a head, at most
-HEADS = ("q", "k", "v", "attn_out")  # points that fall into heads
 POINTS = ("embed", "resid_pre", "attn_norm", *HEADS, "resid_mid", "mlp_norm", "mlp_act", "mlp_out", "resid_post")
 
 
@@ -42,10 +42,10 @@ class Intervention:
     def __post_init__(self) -> None:
         if not isinstance(self.point, str):
             raise ParameterError("point", self.point, "the name of a point, like mlp_out.3")
-        name, dot, head = self.point.rpartition(".head")
-        if dot and head.isdecimal() and len(head) < DIGITS and self.head is None:
+        name, head = split_head(self.point)
+        if head is not None and self.head is None:
             object.__setattr__(self, "point", name)
-            object.__setattr__(self, "head", int(head))
+            object.__setattr__(self, "head", head)
         if self.head is not None:
             if isinstance(self.head, bool) or not isinstance(self.head, Integral):
                 raise ParameterError("head", self.head, "a whole number, from 0 on")
@@ -95,7 +95,9 @@ def check_interventions(given: Iterable[Intervention], spec: ModelSpec | None) -
     allowed = "a list of glassbox.Intervention"
     if not isinstance(given, Iterable):
         raise ParameterError("interventions", given, allowed)
-    checked = tuple(given)
+    checked = tuple(islice(given, MOST + 1))  # an iterator may never end
+    if len(checked) > MOST:
+        raise ParameterError("interventions", given, f"{allowed}, at most {MOST:,}")
     for one in checked:
         if not isinstance(one, Intervention):
             raise ParameterError("interventions", one, allowed)
@@ -109,15 +111,12 @@ def check_interventions(given: Iterable[Intervention], spec: ModelSpec | None) -
 def edit_of(one: Intervention, spec: ModelSpec) -> Edit:
     """What the forward pass of this model does for it. Raises ParameterError."""
     kind = one.point.split(".")[0]
-    heads = spec.heads if kind in ("q", "attn_out") else spec.kv_heads
-    whole = {"q": spec.heads * spec.head_width, "k": heads * spec.head_width, "v": heads * spec.head_width}
+    keys = spec.kv_heads * spec.head_width
+    whole = {"q": spec.heads * spec.head_width, "k": keys, "v": keys}
     width = whole.get(kind, max(1, spec.experts_used) * spec.mlp_width if kind == "mlp_act" else spec.width)
     begin = 0
     if one.head is not None:
-        if kind not in HEADS:
-            raise ParameterError("head", one.head, f"left out: {kind} has none, only {', '.join(HEADS)} have")
-        if not 0 <= one.head < heads:
-            raise ParameterError("head", one.head, f"from 0 to {heads - 1}")
+        check_head(one.point, one.head, spec.heads, spec.kv_heads)
         begin, width = one.head * spec.head_width, spec.head_width
     first, end = one.positions
     rows = None

@@ -15,7 +15,7 @@ from glassbox.model.execute import CHUNK, Computed, Executor, Part
 from glassbox.model.intervene import Intervention
 from glassbox.model.kernels.build import fingerprint, load
 from glassbox.model.lens import Lens
-from glassbox.model.points import check_points
+from glassbox.model.points import sources
 from glassbox.model.rope import RopeTables
 from glassbox.model.spec import ModelSpec
 from glassbox.model.sums import sum_rows
@@ -66,10 +66,12 @@ def forward(
     Returns logits, float32 [1, V] of the last id or [T, V] of all (rows="all"), and each point of `observe` as an
     array of shape [T, …] (points.py). `chunk` cuts the work and changes no bit. interventions: what is done to inner
     values, checked (intervene.py). Raises ContextOverflow, PromptError (an id outside the vocabulary, no ids),
-    UnknownPoint, OutOfMemory.
+    UnknownPoint, ParameterError (a head that is not there), OutOfMemory.
     """
     checked = check_ids(model, ids, cache.length)
-    look = check_points(observe, model.layers)
+    spec = model.spec
+    wanted = sources(observe, model.layers, spec.heads if spec else 0, spec.kv_heads if spec else 0)
+    look = frozenset(point for point, _ in wanted.values())
     every = rows == "all" or bool(look & {"final_norm", "logits"})
     cache.reserve(cache.length + len(checked))
     size, pieces = min(chunk, CHUNK), []
@@ -82,7 +84,8 @@ def forward(
     points = {name: join_point(name, [p.points[name] for p in pieces]) for name in look - {"logits"}}
     if "logits" in look:
         points["logits"] = logits
-    return (logits if rows == "all" else logits[-1:]), points
+    found = {name: points[p] if head is None else points[p][:, head].copy() for name, (p, head) in wanted.items()}
+    return (logits if rows == "all" else logits[-1:]), found
 
 
 def check_ids(model: AnyModel, ids: Sequence[int], before: int) -> I64:

@@ -1,4 +1,8 @@
-"""The names of the inner values, as interpretability people use them. A name and a layer: `resid_post.10`."""
+"""The names of the inner values, as interpretability people use them. A name and a layer: `resid_post.10`.
+
+One head of those that fall into heads (HEADS): `q.5.head3`, [T, W]. Of attention's output, `attn_out.5.head3`, it is
+what that head mixed, before the output matrix: the part of `z.5` that an intervention of this name changes.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,10 @@ MODEL_POINTS: Mapping[str, str] = {
 }
 
 
+HEADS: Mapping[str, str] = {"q": "q", "k": "k", "v": "v", "attn_out": "z"}  # and the point where its heads lie apart
+DIGITS = 9  # of the number of a head, at most
+
+
 def all_points(layers: int) -> list[str]:
     """Every point of a model with that many layers, in the order of the forward pass."""
     inner = [f"{name}.{i}" for i in range(layers) for name in LAYER_POINTS]
@@ -46,3 +54,34 @@ def check_points(points: Iterable[str], layers: int) -> frozenset[str]:
         inner = [f"{name}.0 … .{layers - 1}" for name in LAYER_POINTS] if layers else []
         raise UnknownPoint(unknown[0], [*MODEL_POINTS, *inner])
     return wanted
+
+
+def split_head(name: str) -> tuple[str, int | None]:
+    """ "attn_out.5.head3" -> ("attn_out.5", 3); a name without a head as it is, and None."""
+    point, dot, head = name.rpartition(".head")
+    return (point, int(head)) if dot and head.isdecimal() and len(head) < DIGITS else (name, None)
+
+
+def check_head(point: str, head: int, heads: int, kv_heads: int) -> None:
+    """Raises ParameterError where this point has no heads, or not so many."""
+    kind = point.split(".")[0]
+    if kind not in HEADS:
+        raise ParameterError("head", head, f"left out: {kind} has none, only {', '.join(HEADS)} have")
+    last = (kv_heads if kind in ("k", "v") else heads) - 1
+    if not 0 <= head <= last:
+        raise ParameterError("head", head, f"from 0 to {last}")
+
+
+def sources(names: Iterable[str], layers: int, heads: int, kv_heads: int) -> dict[str, tuple[str, int | None]]:
+    """What each name is read from: a point, and one head of it or None for all. Raises UnknownPoint, ParameterError."""
+    split = {name: split_head(name) for name in names}
+    check_points((point for point, _ in split.values()), layers)
+    for point, head in split.values():
+        if head is not None:
+            check_head(point, head, heads, kv_heads)
+    return {name: (point if head is None else _apart(point), head) for name, (point, head) in split.items()}
+
+
+def _apart(point: str) -> str:
+    kind, layer = point.split(".")
+    return f"{HEADS[kind]}.{layer}"

@@ -8,14 +8,12 @@ But: which steps there are, and which parameters belong to which, is table.py's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
-
-import numpy as np
 
 from glassbox.errors import ParameterError
 from glassbox.policy.grammar import Grammar
-from glassbox.policy.step import EVERYTHING, OUTPUT, real, whole
+from glassbox.policy.step import EVERYTHING, OUTPUT, listed, real, whole
 
 Check = Callable[[str, object], Any]
 MOST = 2**63 - 1
@@ -60,15 +58,8 @@ def scope(name: str, value: object) -> str | int:
     return whole(name, value, 1, MOST, allowed)
 
 
-def _list(name: str, value: object, allowed: str) -> list[Any]:
-    listed = value.tolist() if isinstance(value, np.ndarray) else value  # numpy's numbers become Python's
-    if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Iterable):
-        raise ParameterError(name, value, allowed)
-    return list(listed)
-
-
 def _ids(name: str, value: object, allowed: str = "a sequence of ids, whole numbers of 0 or more") -> tuple[int, ...]:
-    return tuple(whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed))
+    return tuple(whole(name, i, 0, 2**31 - 1, allowed) for i in listed(name, value, allowed))
 
 
 def ids(name: str, value: object) -> tuple[int, ...]:
@@ -91,7 +82,7 @@ def ids_in_order(name: str, value: object) -> tuple[int, ...]:
 
 def sequences(name: str, value: object) -> tuple[tuple[int, ...], ...]:
     allowed = "a sequence of sequences of ids, none of them empty"
-    found = {ids_in_order(name, s) for s in _list(name, value, allowed)}
+    found = {ids_in_order(name, s) for s in listed(name, value, allowed)}
     if () in found:
         raise ParameterError(name, value, allowed)
     return tuple(sorted(found))
@@ -104,7 +95,7 @@ _BIAS = "a mapping of ids, sequences of ids or texts to finite numbers"
 
 def bias(name: str, value: object) -> tuple[tuple[Key, float], ...]:
     """{key: bias} or pairs. A mapping's key "42" is the id 42, as JSON has to write it; in a pair it is the text."""
-    pairs: list[Any] = list(value.items()) if isinstance(value, Mapping) else _list(name, value, _BIAS)
+    pairs: list[Any] = list(value.items()) if isinstance(value, Mapping) else listed(name, value, _BIAS)
     found: dict[Key, float] = {}
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -141,14 +132,14 @@ def text(name: str, value: object, allowed: str) -> str:
 def texts(name: str, value: object) -> tuple[str, ...]:
     """A set of texts: ascending, each once."""
     allowed = "a sequence of texts"
-    return tuple(sorted({text(name, item, allowed) for item in _list(name, value, allowed)}))
+    return tuple(sorted({text(name, item, allowed) for item in listed(name, value, allowed)}))
 
 
 def decay(name: str, value: object) -> tuple[int, float] | None:
     allowed = "None, or (start, factor): a whole number of output tokens and a number of 1 or more"
     if value is None:
         return None
-    pair = _list(name, value, allowed)
+    pair = listed(name, value, allowed)
     if len(pair) != 2:
         raise ParameterError(name, value, allowed)
     return whole(name, pair[0], 0, MOST, allowed), real(name, pair[1], 1.0, 1e9, allowed)
@@ -163,7 +154,7 @@ def layers(name: str, value: object) -> str | tuple[int, ...]:
     if isinstance(value, str) and value in ("low", "high"):
         return plain(value)
     allowed = "low, high, or a sequence of layers, whole numbers of 0 or more; empty is off"
-    return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in _list(name, value, allowed)}))
+    return tuple(sorted({whole(name, i, 0, 2**31 - 1, allowed) for i in listed(name, value, allowed)}))
 
 
 PENALTY = number(-1e6, 1e6, "a finite number, 0 is off")

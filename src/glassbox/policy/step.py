@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Scope = str | int  # "prompt+output", "output", or a number N: the last N of both
 EVERYTHING, OUTPUT = "prompt+output", "output"
+
+MOST_LISTED = 2**22  # of a list that is passed: more than ids in any vocabulary or context
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,18 @@ def real(name: str, value: object, low: float, high: float, allowed: str, *, abo
     if not math.isfinite(number) or number < low or number > high or (above and number == low):
         raise ParameterError(name, value, allowed)
     return number + 0.0  # -0.0 is 0.0
+
+
+def listed(name: str, value: object, allowed: str) -> list[Any]:
+    """What a collection holds, numpy's numbers as Python's. Raises ParameterError, also for more than anybody means: an
+    iterator may never end."""
+    given = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+        raise ParameterError(name, value, allowed)
+    found = list(islice(given, MOST_LISTED + 1))
+    if len(found) > MOST_LISTED:
+        raise ParameterError(name, value, f"{allowed}; at most {MOST_LISTED:,} of them")
+    return found
 
 
 def whole(name: str, value: object, low: int, high: int | None, allowed: str) -> int:

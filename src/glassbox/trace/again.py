@@ -25,7 +25,7 @@ from glassbox.policy.guide import Guide, compiled
 from glassbox.policy.policy import Policy, Shaped
 from glassbox.policy.step import Views, whole
 from glassbox.text.tokenizer import Tokenizer
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.types import F32
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from glassbox.policy.policy import Policy
 from glassbox.policy.step import whole
 from glassbox.request import Branch, Request
 from glassbox.trace.again import Opened, check_kv, check_model
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.types import Messages
 
 SAME = (

@@ -15,8 +15,8 @@ from itertools import chain
 from glassbox.trace import rows as layout
 from glassbox.trace.journal import Begin, End, Journal, Tried
 from glassbox.trace.reader import Rows, fetch
-from glassbox.trace.record import Run
 from glassbox.trace.rows import Row
+from glassbox.trace.run import Run
 from glassbox.trace.sqlite import in_memory
 
 COLUMNS = {  # of each table, but for the key of the run

@@ -13,7 +13,7 @@ from typing import Any
 
 from glassbox.trace.jsonable import finite
 from glassbox.trace.pair import Pair
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.side import Side, side_of
 from glassbox.trace.stage import Found
 from glassbox.trace.stages import STAGES, compared

@@ -25,7 +25,7 @@ from glassbox.text.tokenizer import Encoding
 from glassbox.trace import attribution, inside, told
 from glassbox.trace.again import Opened
 from glassbox.trace.explained import Drawn, Explained, Source, Token, Way
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 EXCERPT = 60  # characters of a segment's text
 

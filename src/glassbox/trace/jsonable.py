@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from glassbox.events import PromptToken, Step
 
 if TYPE_CHECKING:
-    from glassbox.trace.record import Run
+    from glassbox.trace.run import Run
 
 VERSION = 1  # of this object, which docs/run.schema.json describes; keys may be added within a version
 

@@ -18,7 +18,7 @@ from glassbox.trace.alive import is_alive
 from glassbox.trace.copy import put, same
 from glassbox.trace.reader import Rows, fetch, run_of
 from glassbox.trace.runid import ALPHABET
-from glassbox.trace.sqlite import BROKEN, connect, explain
+from glassbox.trace.sqlite import BROKEN, closed_on_error, connect, explain
 from glassbox.trace.store import UNREADABLE, damage_of
 
 LONGEST = 1 << 26  # bytes of one value
@@ -157,7 +157,7 @@ def _check_kind(source: Path) -> None:
 def _open_foreign(source: Path) -> sqlite3.Connection:
     """For reading what anybody may have made: nothing in it is executed, and no value is larger than LONGEST."""
     conn = connect(source, readonly=True)
-    try:
+    with closed_on_error(conn, source):
         conn.row_factory = sqlite3.Row
         conn.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
         conn.execute("PRAGMA trusted_schema=OFF")
@@ -167,10 +167,4 @@ def _open_foreign(source: Path) -> sqlite3.Connection:
         for table in ("run", "segment", "position", "ledger", "candidate", "beam", "tensor"):
             if any(row["hidden"] for row in conn.execute(f"PRAGMA table_xinfo({table})")):
                 raise StoreError(str(source), f"it was not made by Glassbox: {table!r} has computed columns")
-    except BROKEN as exc:
-        conn.close()
-        raise StoreError(str(source), explain(exc)) from exc
-    except StoreError:
-        conn.close()
-        raise
     return conn

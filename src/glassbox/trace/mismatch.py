@@ -17,7 +17,7 @@ from glassbox.text.templates import GIVEN
 from glassbox.text.tokenizer import Tokenizer
 from glassbox.text.truncate import DROPPED, first_of, kept
 from glassbox.trace.again import Opened
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.version import VERSION
 
 

@@ -14,11 +14,23 @@ from itertools import chain
 from glassbox.outcome import Usage
 from glassbox.trace import decode
 from glassbox.trace import rows as layout
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.sqlite import columns, has_table
 
 # Of values, by the type of their column.
 TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,), "BLOB": (bytes,)}
+# Columns that the schema lets be NULL, but not in such a row.
+PROMPT = ("id", "segment", "kind", "span_lo", "span_hi")
+STEP = (
+    "id", "logprob_raw", "logprob_final", "rank_raw", "ties", "entropy", "cdf_lo", "cdf_hi", "logits_hash", "model_ns",
+    "policy_ns",
+)  # fmt: skip
+TIMES = ("model_ns", "policy_ns")  # of a token whose content was not kept
+LEDGER = (
+    "alive_before", "alive_after", "mass_removed", "removed_count", "removed_ids", "entropy", "top", "argmax_changed",
+)  # fmt: skip
+CANDIDATE = ("logit", "p_raw", "p_final")
+ENDED = ("cached_tokens", "completion_tokens", "queue_ns", "total_ns")
 
 
 @dataclass(frozen=True)
@@ -120,11 +132,14 @@ def _place(position: int, prompt_tokens: int) -> str:
     return f"step {position - prompt_tokens} (position {position})"
 
 
-def check_types(table: str, rows: Iterable[sqlite3.Row]) -> None:
-    """Raises TypeError for a value that is not of its column's type: SQLite keeps whatever it is given."""
+def check_types(table: str, rows: Iterable[sqlite3.Row], needed: Sequence[str] = ()) -> None:
+    """Raises TypeError for a value that is not of its column's type: SQLite keeps whatever it is given. needed: the
+    columns in which there must be one."""
     declared = {column: TYPES[kind] for name, column, kind, _ in columns() if name == table}
     for row in rows:
         for column, value in zip(row.keys(), row, strict=True):
+            if value is None and column in needed:
+                raise TypeError(f"{table}.{column} holds nothing")
             if value is not None and not isinstance(value, declared.get(column, (object,))):
                 raise TypeError(f"{table}.{column} holds {type(value).__name__}")
 
@@ -134,15 +149,17 @@ def run_of(rows: Rows, unfinished: str) -> Run:
 
     Raises many things where rows are damaged and `damage` was not asked first.
     """
-    check_types("run", [rows.run])
-    check_types("segment", rows.segments)
-    check_types("position", rows.positions)
-    check_types("ledger", chain(*rows.ledger.values()))
-    check_types("candidate", chain(*rows.candidates.values()))
-    check_types("beam", rows.beams)
-    run, steps = rows.run, decode.policy_steps_of(rows.run["ledger_steps"])
+    run, kept = rows.run, rows.run["retain"] != "none"
     prompt = [r for r in rows.positions if r["step"] is None]
     made = [r for r in rows.positions if r["step"] is not None]
+    check_types("run", [run], ENDED if run["stop_kind"] is not None else ())
+    check_types("segment", rows.segments)
+    check_types("position", prompt, PROMPT if kept else ())
+    check_types("position", made, STEP if kept else TIMES)
+    check_types("ledger", chain(*rows.ledger.values()), LEDGER)
+    check_types("candidate", chain(*rows.candidates.values()), CANDIDATE)
+    check_types("beam", rows.beams)
+    steps = decode.policy_steps_of(run["ledger_steps"])
     request = decode.request_of(run, rows.segments, prompt)
     outcome = decode.outcome_of(run, request.dropped)
     measured = [decode.prompt_token_of(r) for r in prompt if r["kv"] is not None]

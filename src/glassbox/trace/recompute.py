@@ -13,7 +13,7 @@ from glassbox.errors import NotReproduced
 from glassbox.generation import logits_hash
 from glassbox.trace.again import Again, Opened
 from glassbox.trace.mismatch import mismatches, refusal
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.types import F32
 
 

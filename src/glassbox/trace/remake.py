@@ -22,7 +22,7 @@ from glassbox.policy.policy import Policy
 from glassbox.policy.shaped import FORWARD
 from glassbox.search import BeamSearch
 from glassbox.trace.again import Again
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.types import F32, Sums
 
 ROWS = 64  # of logits held at once

@@ -21,9 +21,9 @@ from glassbox.events import Step
 from glassbox.trace.again import Again, Opened
 from glassbox.trace.jsonable import finite, step_to_dict
 from glassbox.trace.mismatch import HARMLESS, Mismatch, mismatches, prompt_mismatches, refusal
-from glassbox.trace.record import Run
 from glassbox.trace.remake import OUTSIDE, Search, Sequence, failed
 from glassbox.trace.replayed import COMPARED, Difference, Replayed
+from glassbox.trace.run import Run
 from glassbox.types import F32
 
 

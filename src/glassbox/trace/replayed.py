@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glassbox.trace.mismatch import Mismatch
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 # What is compared of a step, in the order it comes about, and what it hints at where nothing else is known.
 COMPARED: Mapping[str, str] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from glassbox.errors import PromptError
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 MOST_BYTES = 1 << 30  # of a file that is read whole
 

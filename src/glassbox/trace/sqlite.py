@@ -10,7 +10,8 @@ import sqlite3
 import stat
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -61,17 +62,24 @@ def connect(path: Path, *, readonly: bool) -> sqlite3.Connection:
     except (OSError, *BROKEN) as exc:
         why = f"cannot be opened: {exc.strerror}" if isinstance(exc, OSError) else explain(exc)
         raise StoreError(str(path), why) from exc
-    try:
+    with closed_on_error(conn, path):
         if not readonly:
             _prepare_for_writing(conn)
         _check_ours(conn, path)
+    return conn
+
+
+@contextmanager
+def closed_on_error(conn: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """Whatever is raised inside closes the connection; what SQLite raises is a StoreError in our words."""
+    try:
+        yield
     except BROKEN as exc:
         conn.close()
         raise StoreError(str(path), explain(exc)) from exc
-    except StoreError:
+    except BaseException:
         conn.close()
         raise
-    return conn
 
 
 def _make_private_file(path: Path, readonly: bool) -> None:

@@ -23,7 +23,7 @@ import platformdirs
 from glassbox.errors import GlassboxError, ParameterError, RunNotFound, StoreError
 from glassbox.trace.alive import is_alive
 from glassbox.trace.reader import Damage, Rows, check_types, damage, fetch, run_of
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.runid import ALPHABET
 from glassbox.trace.sqlite import BROKEN, connect, explain
 from glassbox.trace.writer import Writer
@@ -145,7 +145,10 @@ class Store:
         found = damage_of(rows) if verify else None
         if found is None:
             try:
-                return run_of(rows, self._unfinished(rows.run["owner"]))
+                run = run_of(rows, self._unfinished(rows.run["owner"]))
+                if not verify:  # what cannot be told of a damaged run is found here, not by whoever works on it
+                    run.to_dict()
+                return run
             except UNREADABLE as exc:
                 found = Damage(rows.run["id"], NOWHERE, f"{type(exc).__name__}: {exc}")
         raise StoreError(str(self.path), str(found))

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from glassbox.choose import Choice, choose, choose_at
-from glassbox.errors import EmptySupport, ParameterError, PromptError
+from glassbox.errors import EmptySupport, PromptError
 from glassbox.generation import logits_hash
-from glassbox.policy.philox import uniform
+from glassbox.policy.philox import uniforms
 from glassbox.policy.policy import Policy, Shaped
-from glassbox.policy.step import whole
+from glassbox.policy.step import listed, whole
 from glassbox.trace.again import Again, Opened, check_kv, check_model
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 from glassbox.trace.threshold import Choose, Edge, Scan
 from glassbox.types import F32
 
@@ -144,9 +144,7 @@ def what_if(
 
 
 def _steps(again: Again, given: Iterable[int]) -> set[int]:
-    if not isinstance(given, Iterable):
-        raise ParameterError("steps", given, "a sequence of steps of the run")
-    wanted = list(given)
+    wanted = listed("steps", given, "a sequence of steps of the run")
     for step in wanted:
         again.position(step)  # refuses what is no step
     return set(wanted)
@@ -190,9 +188,8 @@ def _row(again: Again, step: int, shaped: Shaped | EmptySupport, draws: int) -> 
 def _draws(run: Run, step: int, shaped: Shaped, n: int) -> Draws:
     """By the run's seed, as sequences beside its own, so that they are the same whenever somebody asks."""
     at, r = run.steps[step], run.request
-    keys = ((r.sequence + 1 + i) % 2**64 for i in range(n))
-    us = np.array([uniform(r.seed, key, at.position) for key in keys])
-    ids, counts = np.unique(choose_at(shaped, us), return_counts=True)
+    sequences = np.arange(n, dtype=np.uint64) + np.uint64((r.sequence + 1) % 2**64)  # modulo 2^64
+    ids, counts = np.unique(choose_at(shaped, uniforms(r.seed, sequences, at.position)), return_counts=True)
     order = np.lexsort((ids, -counts))
     tally = list(zip(ids[order].tolist(), counts[order].tolist(), strict=True))
     return Draws(n, n - dict(tally).get(at.id, 0), tuple([t for t in tally if t[0] != at.id][:OTHERS]))

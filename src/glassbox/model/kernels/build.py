@@ -120,7 +120,7 @@ def _load(announce: Callable[[str], None] | None) -> Kernels:
     code = _kept(path)
     if code is None:
         if announce is not None:
-            announce("compiling the kernels for this machine (once, about twenty seconds)")
+            announce("compiling the kernels for this machine (once; 20 to 60 seconds)")
         code = _compile_in_children()
         _keep(path, code)
     return _link(code)

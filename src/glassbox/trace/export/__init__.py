@@ -17,6 +17,8 @@ from glassbox.errors import GlassboxError, ParameterError
 from glassbox.trace.export import html, json, otlp, parquet, perfetto, run_file
 from glassbox.trace.export.source import Source
 
+PRIVATE = 0o600  # as the store they come from: they hold prompts
+
 __all__ = ["FORMATS", "Format", "Source", "export"]
 
 
@@ -70,8 +72,11 @@ def _whole(path: Path, write: Callable[[Path], None]) -> None:
     try:
         made = room / path.name
         write(made)
+        if made.is_dir():
+            made.chmod(PRIVATE | 0o100)
         for file in sorted(made.iterdir()) if made.is_dir() else [made]:
             with file.open("rb+") as opened:
+                os.fchmod(opened.fileno(), PRIVATE)
                 os.fsync(opened.fileno())
         os.rename(made, path)
     except OSError as e:

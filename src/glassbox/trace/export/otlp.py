@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from glassbox.trace.export.source import Source
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 INT64 = 2**63
 INTERNAL, ERROR = 1, 2  # kind of a span; code of a status

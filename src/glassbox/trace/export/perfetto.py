@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from glassbox.trace.export.source import Source
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 REQUEST, TOKENS = 1, 2  # threads
 

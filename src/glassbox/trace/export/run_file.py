@@ -19,5 +19,4 @@ def write(runs: Sequence[Source], path: Path) -> None:
             if one.stored is None and one.run.retain == "none":
                 raise PromptError(f"run {one.run.run_id} keeps no ids: export it from its store (glassbox export)")
             put(conn, one.rows)
-        path.touch(mode=0o600)
         path.write_bytes(conn.serialize())

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from glassbox.trace.copy import rows_of
 from glassbox.trace.reader import Rows
-from glassbox.trace.record import Run
+from glassbox.trace.run import Run
 
 
 @dataclass(frozen=True)
