@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo install check lint types test quick fuzz bench versus docs clean
+.PHONY: help demo install check lint types test quick oracles fuzz bench versus docs clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -36,6 +36,9 @@ check: lint types quick ## what to run before a commit
 
 test: $(VENV)/.test  ## the whole suite
 	$(BIN)/python -m pytest
+
+oracles: $(VENV)/.test $(VENV)/.bench ## the tests that ask torch, transformers and llama.cpp, which `make test` skips without them
+	$(BIN)/python -m pytest -m oracle --no-skips
 
 fuzz: $(VENV)/.test  ## damaged model files, for SECONDS (60); guided where atheris is installed
 	$(BIN)/python tools/fuzz.py $(or $(SECONDS),60)

@@ -1,8 +1,14 @@
-"""Fixtures for the real models: fetched once into the user's cache folder, loaded once a test session."""
+"""Fixtures for the real models: fetched once into the user's cache folder, loaded once a test session.
+
+And what `oracle` means: a test so marked asks another engine, and is left out where that is not installed. With
+`--no-skips` (`make oracles`) whatever is left out fails.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,35 @@ from glassbox.weights.gguf import Gguf, read_gguf
 from glassbox.weights.source import pull
 
 DATA = Path(__file__).parent / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-skips", action="store_true", help="a test that would be skipped fails")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("oracle"):
+        for name in mark.args:
+            if importlib.util.find_spec(name) is None:  # one that is there and cannot be imported is no reason to skip
+                pytest.skip(f"{name} is not installed: make oracles")
+
+
+def _strict(report: Any, config: pytest.Config) -> Any:
+    if report.skipped and config.getoption("no_skips"):
+        report.outcome, report.longrepr = "failed", f"skipped, which --no-skips forbids: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _strict((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _strict((yield), collector.config)
 
 
 @pytest.fixture(scope="session")

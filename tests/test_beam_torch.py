@@ -1,4 +1,4 @@
-"""The goldens of test_beam.py made anew, where torch and transformers can be imported; and searches with processors."""
+"""The goldens of test_beam.py made anew by torch and transformers; and searches with processors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from test_beam import CLOSE, GOLDEN, searched, tiny
 from glassbox import Beam, Policy
 from tools.make_beams import make, model_of, search
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+pytestmark = [pytest.mark.oracle("torch", "transformers"), pytest.mark.filterwarnings("ignore")]  # theirs
 
 
 def test_transformers_says_the_same_today() -> None:
@@ -41,7 +39,9 @@ def test_the_same_with_processors(name: str) -> None:
         prompt, eos = GOLDEN[case]["prompt"], GOLDEN[case]["eos"]
         how = dict(num_beams=4, length_penalty=1.0, early_stopping=False, returned=3, renormalize_logits=True)
         if name == "temperature":
-            warp = transformers.LogitsProcessorList([transformers.TemperatureLogitsWarper(1.7)])
+            from transformers import LogitsProcessorList, TemperatureLogitsWarper
+
+            warp = LogitsProcessorList([TemperatureLogitsWarper(1.7)])
             theirs = dict(logits_processor=warp)
         right = search(model_of(case), prompt, eos, **how, **theirs)
         got = searched(tiny(case, eos=tuple(eos)), prompt, Beam(4, returned=3), policy=Policy(**ours)).hypotheses

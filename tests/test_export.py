@@ -149,6 +149,59 @@ def test_a_page_tells_a_token_that_was_put_there_from_one_that_was_drawn(tmp_pat
     assert "(run.forced || []).includes(s.step)" in page.inside[3][1]
 
 
+def page_of(run: Run) -> tuple[Any, str, str]:
+    """Its data, style and script."""
+    inside = [text for _, text in Page(html.page(Source(run))).inside]
+    return json.loads(inside[2]), inside[1], inside[3]
+
+
+def test_a_page_says_how_its_tokens_were_chosen_and_where_it_came_from() -> None:
+    bigram = glassbox.load("bigram")
+    run = bigram.generate("ab", policy=Policy(repetition_penalty=1.1, temperature=0.8), seed=7, max_tokens=4)
+    # The policy as it was asked for, not what it did at the first step (whose row also says how many it changed).
+    assert page_of(run)[0]["asked"] == ["repetition_penalty 1.1 \u2192 temperature 0.8"]
+    branch = run.branch(2, token_id=0)
+    assert page_of(branch)[0]["asked"][1:] == [f"branch of {run.run_id} from step 2"]
+    assert page_of(run.branch(text="ba"))[0]["asked"][1:] == [f"branch of {run.run_id} with another prompt"]
+    greedy = bigram.generate("ab", policy=Policy(temperature=0, top_k=5), max_tokens=2)
+    assert page_of(greedy)[0]["asked"] == ["greedy (temperature 0)"]
+    assert page_of(bigram.generate("ab", max_tokens=2))[0]["asked"] == ["the model's own distribution"]
+    cut = record(Recorder(None))
+    request = replace(cut.request, interventions=(Intervention("attn_out.5.head3", "zero"),))
+    assert page_of(replace(cut, request=request))[0]["asked"][-1] == "zero attn_out.5.head3"
+    assert "asked.map(line => make(" in page_of(run)[2]
+
+
+def test_a_page_shows_what_a_beam_search_found() -> None:
+    run = glassbox.load("bigram").beam_search("ab", beam=glassbox.Beam(3, returned=2), max_tokens=4)
+    data, _, script = page_of(run)
+    assert data["asked"][1:] == ["beam search: 3 beams, score = sum / tokens ** 1"]
+    assert [h["text"] for h in data["run"]["beams"]["hypotheses"]] == [h.text for h in run.beams.hypotheses]  # type: ignore[union-attr]
+    assert "run.beams.hypotheses.map(h => make(" in script and ".after(...beams())" in script
+
+
+def test_a_page_does_not_say_that_a_run_had_no_steps_where_none_were_kept(tmp_path: Path) -> None:
+    with open_store(tmp_path / "s.db") as store:
+        run = record(Recorder(store, retain="none"))
+        data, style, script = page_of(store.load(run.run_id))
+    assert data["run"]["retain"] == "none" and data["run"]["steps"] == []
+    assert 'run.retain === "none" ? "None of its tokens were kept' in script
+    assert "#strip:empty { display: none; }" in style
+
+
+def test_a_page_can_be_read_on_a_telephone_on_paper_and_aloud() -> None:
+    text = html.page(Source(record(Recorder(None))))
+    page, (_, style, script) = Page(text), page_of(record(Recorder(None)))
+    (strip,) = [a for _, a in page.tags if a.get("id") == "strip"]
+    assert strip["role"] == "group" and strip["aria-label"] == "tokens"
+    assert not [a for _, a in page.tags if "aria-live" in a]  # it would read out all of each step's tables
+    assert 'b.setAttribute("aria-label", `step ${n}, ' in script  # a token may be a space, which is no name
+    assert "b.tabIndex = i === at ? 0 : -1" in script and "now.focus()" in script  # not a stop for each of 600 tokens
+    assert "e.shiftKey" in script  # Shift and an arrow select text
+    narrow, paper = (style.partition(f"@media {kind} {{")[2] for kind in ("(max-width: 30rem)", "print"))
+    assert "font-size: 12px" in narrow and "max-height: none; overflow: visible" in paper
+
+
 def test_a_page_of_a_run_without_text_names_no_token(tmp_path: Path) -> None:
     kinds(tmp_path / "s.db")
     named = set()

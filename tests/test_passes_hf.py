@@ -40,6 +40,6 @@ def test_against_golden_runs(case: str) -> None:
     check(case, GOLDEN[case])
 
 
+@pytest.mark.oracle("torch", "transformers")
 def test_against_transformers_itself() -> None:
-    pytest.importorskip("transformers")
     check("stablelm-a", passes_hf.made("stablelm-a", CASES))

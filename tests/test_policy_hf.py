@@ -34,9 +34,9 @@ def test_against_golden_cases() -> None:
         check(case)
 
 
+@pytest.mark.oracle("torch", "transformers")
 @pytest.mark.parametrize("seed", range(40))
 def test_against_transformers_itself(seed: int) -> None:
-    pytest.importorskip("transformers")
     rng = np.random.default_rng(seed)
     picked = [policy_hf.SETS[i] for i in rng.integers(0, len(policy_hf.SETS), 3)]
     values = {k: x for v in picked for k, x in v.items() if k not in ("allowed_ids", "forced_ids")}

@@ -75,11 +75,11 @@ def test_the_cases_cover_every_sampler_of_the_chain() -> None:
     assert steps | {"banned_ids", "logit_bias"} == set(Policy.preset("llama.cpp").order)
 
 
+@pytest.mark.oracle("xllamacpp")
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(900)
 def test_against_llama_cpp_itself(smollm2_path: Path) -> None:
-    pytest.importorskip("xllamacpp")
     server, tokenizer = llama.Server(smollm2_path), glassbox.load_tokenizer(smollm2_path)
     same = told = 0
     for prompt in llama.PROMPTS:

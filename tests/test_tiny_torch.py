@@ -1,4 +1,4 @@
-"""The goldens of test_tiny.py made anew, where torch and transformers can be imported: they are what is kept."""
+"""The goldens of test_tiny.py made anew by torch and transformers: they are what is kept."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from test_tiny import CASES, LOGITS
 
 from tools.make_tiny import every, make
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+pytestmark = [pytest.mark.oracle("torch", "transformers"), pytest.mark.filterwarnings("ignore")]  # theirs
 
 
 @pytest.mark.parametrize("case", sorted(every()))

@@ -1,5 +1,7 @@
 """Makes tests/data/beams.json: beam searches of small random models, by transformers in float32 on the CPU.
 
+The scores are those of the ids found, in float64: a sum in float32, times a length, is another on another processor.
+
 usage: python tools/make_beams.py   (needs torch, transformers and safetensors, and tests/ on the path)
 """
 
@@ -57,13 +59,27 @@ def endings(model: Any, prompt: list[int]) -> list[int]:
     return sorted({free[1][3], free[4][6]})
 
 
+def scored(double: Any, prompt: list[int], found: dict[str, Any], penalty: float) -> dict[str, Any]:
+    """The same hypotheses, with their scores by the model in float64; transformers' own may differ by its rounding."""
+    import torch
+
+    scores = []
+    for ids, theirs in zip(found["ids"], found["scores"], strict=True):
+        with torch.no_grad():
+            logits = double(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]  # [T, V]
+        logprobs = torch.log_softmax(logits.double(), -1)[range(len(ids)), ids]
+        scores.append(round(float(logprobs.sum()) / len(ids) ** penalty, 6))
+        assert abs(scores[-1] - theirs) <= 2e-6 * max(1.0, abs(theirs)), (scores[-1], theirs)
+    return {"ids": found["ids"], "scores": scores}
+
+
 def make(case: str) -> dict[str, Any]:
     model, prompt = model_of(case), ids_of(case, load()[0][case]["config"]["vocab_size"])[:PROMPT]
-    eos = endings(model, prompt)
+    double, eos = model_of(case).double(), endings(model, prompt)
     found = []
     for width, penalty, early in itertools.product(WIDTHS, PENALTIES, EARLY):
         how = dict(num_beams=width, length_penalty=penalty, early_stopping=early, returned=min(3, width))
-        found.append(how | search(model, prompt, eos, **how))
+        found.append(how | scored(double, prompt, search(model, prompt, eos, **how), penalty))
     return {"prompt": prompt, "eos": eos, "searches": found}
 
 

@@ -14,7 +14,9 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
+from glassbox.policy.policy import Policy
 from glassbox.trace.export.source import Source
+from glassbox.trace.record import Run
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -29,8 +31,8 @@ PAGE = """<!doctype html>
 <body>
 <header id="head"></header>
 <main>
-<p id="strip" aria-label="tokens"></p>
-<section id="step" aria-live="polite"></section>
+<p id="strip" role="group" aria-label="tokens"></p>
+<section id="step" aria-label="step"></section>
 </main>
 <noscript>This page shows its run by a script, which is switched off.</noscript>
 <script type="application/json" id="data">{data}</script>
@@ -65,7 +67,30 @@ def _data(one: Source) -> str:
     ids = {c["id"] for s in whole["steps"] for c in s["candidates"] or ()}
     ids |= {token for s in whole["steps"] for row in s["ledger"] or () for token, _ in row["top"]}
     names = {str(token): name for token in sorted(ids) if (name := one.name(token)) is not None}
-    text = json.dumps({"run": whole, "seed": str(one.run.seed), "names": names}, allow_nan=False)
+    data = {"run": whole, "seed": str(one.run.seed), "names": names, "asked": asked(one.run)}
+    text = json.dumps(data, allow_nan=False)
     for letter in "<>&":  # these stand in strings only
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
+
+
+def asked(run: Run) -> list[str]:
+    """How its tokens were chosen and where it came from, a line each."""
+    lines = [_policy(run.policy)]
+    if run.beams:
+        beam = run.beams.beam
+        groups = f" in {beam.groups} groups" if beam.groups > 1 else ""
+        lines.append(f"beam search: {beam.width} beams{groups}, score = sum / tokens ** {beam.length_penalty:g}")
+    if branch := run.request.branch:
+        where = "with another prompt" if branch.step is None else f"from step {branch.step}"
+        lines.append(f"branch of {branch.parent} {where}")
+    return lines + [str(intervention) for intervention in run.request.interventions]
+
+
+def _policy(policy: Policy) -> str:
+    """The parameters that do something, in the order of their steps; behind greedy nothing does."""
+    order, greedy = list(policy.order), []
+    if policy.greedy:
+        order, greedy = order[: order.index("temperature")], ["greedy (temperature 0)"]
+    steps = [" ".join(f"{name} {value}" for name, value in policy.shown(step)) for step in order if policy.runs(step)]
+    return " \u2192 ".join(steps + greedy) or "the model's own distribution"

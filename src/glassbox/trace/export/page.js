@@ -1,6 +1,6 @@
 
 "use strict";
-const { run, seed, names } = JSON.parse(document.getElementById("data").textContent);
+const { run, seed, names, asked } = JSON.parse(document.getElementById("data").textContent);
 const QUIET = 0.7; // a token likelier than this is left uncoloured
 const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/gu;
 const SHORT = { "\n": "\\n", "\r": "\\r", "\t": "\\t" };
@@ -9,7 +9,7 @@ let at = 0;
 // What cannot be seen, or would turn the text around, is shown as an escape.
 const shown = text => String(text).replace(HIDDEN, c =>
   c === "\u200c" || c === "\u200d" ? c : SHORT[c] || "\\u" + c.codePointAt(0).toString(16).padStart(4, "0"));
-const percent = p => p == null ? "-" : (100 * p).toFixed(p < 0.01 ? 3 : 1) + "%";
+const percent = p => p == null ? "-" : p === 0 ? "0%" : (100 * p).toFixed(p < 0.01 ? 3 : 1) + "%";
 const number = (x, digits) => x == null ? "-" : x.toFixed(digits);
 const named = id => id in names ? "'" + shown(names[id]) + "'" : "#" + id;
 const told = v => shown(typeof v === "object" ? JSON.stringify(v) : v);
@@ -27,36 +27,35 @@ function table(titles, rows) {
   return make("div", "wide", make("table", "", make("thead", "", head), make("tbody", "", ...rows)));
 }
 function share(p) {
-  const bar = make("span", "share");
-  bar.style.width = Math.round(60 * (p || 0)) + "px";
-  return make("td", "", bar, percent(p));
+  const bar = make("div", "share");
+  bar.style.width = Math.round(48 * (p || 0)) + "px";
+  return make("td", "", percent(p), bar);
 }
 
 function head() {
   const stop = run.stop_reason ? " (" + run.stop_reason.kind + ")" : "";
-  const first = run.steps.find(s => s.ledger && s.ledger.length);
-  const policy = first ? first.ledger.slice(1).map(r => shown(r.name) + " " + params(r)).join(" \u2192 ")
-    : Object.entries(run.policy).filter(([k]) => run.sources[k] === "flag").map(([k, v]) => k + " " + told(v)).join(", ");
   return [
     make("h1", "", "Run " + run.run_id),
     make("div", "soft", shown(run.model), ", ", run.usage.prompt_tokens, " + ", run.usage.completion_tokens,
       " tokens, seed ", seed, ", ended: ", shown(run.finish_reason + stop), ", ", run.created),
-    make("div", "soft", policy),
-    make("div", "soft", "Colour: how unlikely the token was to the model. Left and right go from step to step."),
+    ...asked.map(line => make("div", "soft", shown(line))),
+    ...(run.steps.length ? [make("div", "soft", "Colour: how unlikely the token was to the model. Left and right go from step to step.")] : []),
   ];
 }
 
 function strip() {
   const said = (text, id) => text == null ? "#" + id + " " : shown(text);
-  const pieces = run.prompt.map(t => make("span", "token prompt " + (t.kind === "control" ? "control" : ""), said(t.text, t.id)));
+  const ended = t => t.text && t.text.includes("\n") ? [make("br")] : [];
+  const pieces = run.prompt.flatMap(t =>
+    [make("span", "token prompt " + (t.kind === "control" ? "control" : ""), said(t.text, t.id)), ...ended(t)]);
   run.steps.forEach((s, n) => {
     const p = Math.exp(s.logprob_raw), b = make("button", "token", said(s.text, s.id) || "\u00b7");
     if (p < QUIET) b.style.backgroundColor = `hsl(${Math.round(60 * p / QUIET)} 85% 50% / ${(0.55 * (1 - p / QUIET) + 0.1).toFixed(3)})`;
     b.type = "button";
     b.title = percent(p);
+    b.setAttribute("aria-label", `step ${n}, ${s.text == null ? "#" + s.id : "'" + shown(s.text) + "'"}, ${percent(p)}`);
     b.addEventListener("click", () => select(n));
-    pieces.push(b);
-    if (s.text && s.text.includes("\n")) pieces.push(make("br"));
+    pieces.push(b, ...ended(s));
   });
   return pieces;
 }
@@ -91,9 +90,16 @@ function candidates(s) {
   return table(["candidate", "id", "logit", "before", "after", "removed by"], rows);
 }
 
+function beams() {
+  if (!run.beams || !run.beams.hypotheses.length) return [];
+  const rows = run.beams.hypotheses.map(h => make("tr", "", make("td", "", number(h.score, 4)), make("td", "", number(h.total, 4)),
+    make("td", "", h.ids ? h.ids.length : "-"), make("td", "name", h.text == null ? (h.ids || []).join(" ") : shown(h.text), h.finished ? "" : " (cut off)")));
+  return [make("h2", "", "Hypotheses, best first; the first is the text"), table(["score", "sum", "tokens", "text"], rows)];
+}
+
 function step(n) {
   const s = run.steps[n];
-  if (!s) return [make("p", "soft", "The run has no steps to show.")];
+  if (!s) return [make("p", "soft", run.retain === "none" ? "None of its tokens were kept (retain none)." : "The run has no steps to show.")];
   const name = s.text == null ? "#" + s.id : "'" + shown(s.text) + "'";
   return [
     make("h2", "", `Step ${n} of ${run.steps.length}: ${name}`),
@@ -107,17 +113,19 @@ function step(n) {
 
 function select(n) {
   at = Math.max(0, Math.min(n, run.steps.length - 1));
-  document.querySelectorAll("button.token").forEach((b, i) => b.setAttribute("aria-current", i === at));
-  const now = document.querySelectorAll("button.token")[at];
+  const all = document.querySelectorAll("button.token"), now = all[at];
+  all.forEach((b, i) => { b.setAttribute("aria-current", i === at); b.tabIndex = i === at ? 0 : -1; }); // one stop for Tab
   if (now) now.scrollIntoView({ block: "nearest" });
+  if (now && document.activeElement.matches("button.token")) now.focus();
   document.getElementById("step").replaceChildren(...step(at));
 }
 
 document.getElementById("head").append(...head());
 document.getElementById("strip").append(...strip());
+document.getElementById("strip").after(...beams());
 document.addEventListener("keydown", e => {
   const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: run.steps.length - 1 }[e.key];
-  if (to === undefined || e.ctrlKey || e.metaKey || e.altKey) return;
+  if (to === undefined || e.ctrlKey || e.metaKey || e.altKey || e.shiftKey) return;
   e.preventDefault();
   select(to);
 });
