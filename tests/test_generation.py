@@ -348,6 +348,8 @@ def test_a_head_wider_than_the_tokenizer_says_nothing_there(tokenizer: Tokenizer
     says = [model.decode([i]) for i in script]
     assert [s.text for s in run.steps] == says and says.count("") == sum(i >= wide for i in script)
     assert [s["bytes"] for s in run.to_dict()["steps"] if s["id"] >= wide] == [[]] * says.count("")
+    mute = ", ".join(str(i) for i in script if i >= wide)
+    assert run.to_dict()["warnings"] == [f"ids without a text in this tokenizer: {mute}"]
 
 
 @pytest.mark.model

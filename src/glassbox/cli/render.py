@@ -108,6 +108,8 @@ def summary(out: Out, run: Run) -> None:
     out.print()
     out.row("text", "bold")
     out.field("", inert(run.text, lines=True) if run.retain == "text" else "not kept", "")
+    if run.mute:
+        out.field("note     ", f"ids without a text in this tokenizer: {run.mute}", "yellow")
     out.print()
     out.field("stop     ", ending(run), "")
     u, drafted = run.usage, sum(s.drafted for s in run.steps)

@@ -65,7 +65,7 @@ def run_to_dict(run: Run) -> dict[str, Any]:
         "interventions": [one.to_dict() for one in r.interventions],
         "group": r.group,
         "beams": run.beams.to_dict() if run.beams else None,
-        "warnings": [*r.encoding.lossy, *r.encoding.notes],
+        "warnings": list(run.warnings),
         "segments": [asdict(s) for s in r.encoding.segment_list] if text else None,
         "prompt": [_prompt_dict(run, token) for token in run.prompt],
         "timings": asdict(run.timings) if run.timings else None,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from glassbox.trace.whatif import WhatIf
 
 FROM_OUTSIDE = ("cancelled", "time", "error")  # kinds of ending that no token brings about
+MUTE = 8  # ids without a text that are listed
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,19 @@ class Run:
     def ids(self) -> tuple[int, ...]:
         """The generated ids."""
         return tuple(s.id for s in self.steps)
+
+    @property
+    def mute(self) -> str:
+        """The generated ids that the tokenizer has no bytes for, each once, at most MUTE: a model's head may be wider.
+        Empty where there are none, or the bytes were not kept."""
+        ids = list(dict.fromkeys(s.id for s in self.steps if not s.bytes)) if self.retain == "text" else []
+        return ", ".join([*map(str, ids[:MUTE]), *(["…"] if len(ids) > MUTE else [])])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the tokenizer could not say of the prompt or did unasked, and the ids it cannot say anything of."""
+        e = self.request.encoding
+        return (*e.lossy, *e.notes, *([f"ids without a text in this tokenizer: {self.mute}"] if self.mute else []))
 
     @property
     def finish_reason(self) -> str:
