@@ -151,7 +151,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     "logits_hash": dict(logits_hash="00" * 8), "logprob_raw": dict(logprob_raw=-1e-9), "rank_raw": dict(rank_raw=90),
     "entropy": dict(entropy=0.25), "u": dict(u=0.125), "cdf_lo": dict(cdf_lo=-0.5), "cdf_hi": dict(cdf_hi=1.5),
     "logprob_final": dict(logprob_final=-99.0), "ties": dict(ties=5), "bytes": dict(bytes=b"?"),
-    "text": dict(text="?"),
+    "text": dict(text="?"), "text_offset": dict(text_offset=-1),
 }  # fmt: skip
 
 
