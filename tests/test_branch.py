@@ -153,6 +153,16 @@ def test_the_store_keeps_the_tree(smollm2: glassbox.Model, tmp_path: Path) -> No
         assert parents[two.run_id] == (one.run_id, 5) and parents[run.run_id] == (None, None)
 
 
+def test_text_that_the_parents_trace_did_not_keep_is_worked_out_anew(smollm2: glassbox.Model, tmp_path: Path) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        run = smollm2.generate(PROMPT, policy=POLICY, seed=3, max_tokens=6, store=store, retain="ids")
+        parent = replace(store.load(), opened=run.opened)
+        assert parent.ids == run.ids and not any(s.text or s.bytes for s in parent.steps)
+        made = parent.branch(4)
+        assert [(s.text, s.bytes) for s in made.steps] == [(s.text, s.bytes) for s in run.steps]
+        assert "".join(s.text for s in made.steps) == made.text
+
+
 def test_an_edited_prompt_is_encoded_anew(smollm2: glassbox.Model, parent: Run) -> None:
     made = parent.branch(text="The capital of Spain is", max_tokens=4)
     same = smollm2.generate("The capital of Spain is", policy=POLICY, seed=3, max_tokens=4)

@@ -294,6 +294,8 @@ def test_content_that_was_not_retained_is_in_no_export(tmp_path: Path) -> None:
             data = file.read_bytes()
             assert data and b"heron" not in data and b"as delivered" not in data, file
             assert to in ("html", "run") or b" tok" not in data, file  # these say "token" themselves
+    for root in (span for span in spans(tmp_path / "otlp") if "parentSpanId" not in span):
+        assert not {a["key"] for a in root["attributes"]} & {"gen_ai.input.messages", "gen_ai.output.messages"}
 
 
 def test_the_timeline_adds_up(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_epsilon_eta_sigma_and_top_h() -> None:
     assert kept(Policy(top_n_sigma=1).shape([4, 2, 0, 0, -6])) == [0, 1]
     assert kept(Policy(top_n_sigma=1.2).shape([4, 2, 0, 0, -6])) == [0, 1, 2, 3]
     assert kept(Policy(top_n_sigma=1, temperature=7).shape([4, 2, 0, 0, -6])) == [0, 1]  # temperature changes nothing
-    assert kept(Policy(top_n_sigma=2.5).shape([0, 0, 0, 0, -0.1])) == [0, 1, 2, 3, 4]  # exactly 2.5 sigma below, rounded
+    assert kept(Policy(top_n_sigma=2.5).shape([0, 0, 0, 0, -0.1])) == [0, 1, 2, 3, 4]  # 2.5 sigma below, to rounding
     # -p log p = .3466 .3466 .2846 .1861 .1052, H = 1.2690
     for top_h, n in ((0.27, 1), (0.28, 1), (0.56, 2), (0.8, 3), (0.95, 4)):
         assert kept(Policy(top_h=top_h).shape(logprobs(*p))) == list(range(n)), top_h
