@@ -540,9 +540,11 @@ def test_ranking_that_is_brought_up_to_date_has_ties_in_order() -> None:
 
 def test_sums_where_little_is_left_or_the_best_falls_far() -> None:
     left = Policy(banned_ids=[1]).shape([0, 0, -27.5])  # of the weight beside the best a difference would keep no digit
-    assert -left.final_logprob(0) == pytest.approx(math.exp(-27.5), rel=1e-12)
-    fell = Policy(banned_ids=[0]).shape([0, -720, -721])
-    np.testing.assert_allclose(fell.probs, [0, 1 / (1 + math.exp(-1)), 1 / (1 + math.e)], rtol=1e-14)
+    assert -left.final_logprob(0) == pytest.approx(math.exp(-27.5), rel=1e-12, abs=0)
+    fell = Policy(banned_ids=[0]).shape([0, -600, -600.5, -601.25])  # 600 nats: what is made anew loses nothing
+    p = oracle.softmax([0, -0.5, -1.25], [0, 1, 2])
+    np.testing.assert_allclose(fell.probs, [0, *(p[i] for i in range(3))], rtol=1e-14)
+    assert fell.final.entropy == pytest.approx(-math.fsum(x * math.log(x) for x in p.values()), rel=0, abs=1e-14)
 
 
 @pytest.mark.parametrize("seed", range(40))
