@@ -33,6 +33,7 @@ from glassbox.policy.policy import Policy
 from glassbox.trace import copy
 from glassbox.trace import export as exports
 from glassbox.trace.export import FORMATS, Source, export, html
+from glassbox.trace.export.otlp import attributes
 from glassbox.trace.export.tensors import safetensors_bytes
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.store import open_store
@@ -275,6 +276,14 @@ def test_spans_have_the_names_of_genai(tmp_path: Path) -> None:
     assert at == {"queue": (0, 1_000), "prefill": (1_000, 40_000_000), "decode": (40_000_000, 900_000_000)}
     assert {(s["traceId"], s["parentSpanId"]) for s in parts} == {(root["traceId"], root["spanId"])}
     assert len({s["spanId"] for s in (root, *parts)}) == 4
+
+
+def test_attributes_have_the_types_of_otlp() -> None:
+    values = {"yes": True, "n": 2**40, "x": 0.5, "none": None, "list": ["a", False]}
+    assert {a["key"]: a["value"] for a in attributes(values)} == {
+        "yes": {"boolValue": True}, "n": {"intValue": "1099511627776"}, "x": {"doubleValue": 0.5},
+        "list": {"arrayValue": {"values": [{"stringValue": "a"}, {"boolValue": False}]}},
+    }  # fmt: skip
 
 
 def test_a_seed_of_64_bits_is_not_squeezed_into_63(tmp_path: Path) -> None:
