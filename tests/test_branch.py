@@ -232,3 +232,19 @@ def test_the_command(smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.Cap
         [],
     ):
         assert invoke([*branch, *wrong]) == 2
+
+
+def test_another_prompt_is_asked_as_the_run_was(bigram: glassbox.Model) -> None:
+    asked: dict[str, Any] = dict(salt="mine", include_stop=True, prompt_logprobs=True, stop=["zz"], stop_ids=[3])
+    run = bigram.generate("ab", seed=3, max_tokens=4, **asked)
+    made = run.branch(text="ba").request
+    assert {name: getattr(made, name) for name in asked} == {name: getattr(run.request, name) for name in asked}
+
+
+def test_steps_before_a_branch_are_shaped_by_the_parents_policy(bigram: glassbox.Model) -> None:
+    run = bigram.generate("ab", policy=Policy(temperature=1.5), seed=3, max_tokens=8, ignore_eos=True)
+    made = run.branch(5, policy=Policy(temperature=0.4))
+    with made.again(bigram) as again:
+        for step in made.steps:
+            shaped = again.shaped(step.step, again.logits(step.step, step.step)[0])
+            assert shaped.final_logprob(step.id) == step.choice.logprob_final

@@ -196,6 +196,10 @@ def test_epsilon_eta_sigma_and_top_h() -> None:
     assert kept(Policy(top_h=0.6, top_h_limit=2).shape(logprobs(*p))) == [0]
 
 
+def test_mirostat_keeps_one_where_even_the_best_surprises_too_much() -> None:
+    assert kept(Policy(mirostat_tau=0.1).shape([0, 0, -1])) == [0]  # mu is 0.2 bits; what ties goes, as in llama.cpp
+
+
 def test_min_keep() -> None:
     p = logprobs(0.9, 0.06, 0.03, 0.01)
     for values in ({"top_p": 0.5}, {"min_p": 0.5}, {"epsilon_cutoff": 0.5}, {"eta_cutoff": 0.5}):
