@@ -68,6 +68,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "the end of the text": dict(policy=Policy(logit_bias={95: 8}), ignore_eos=False, max_tokens=200),
     "ids": dict(prompt=None, ids=[5, 95, 7]),
     "chat": dict(prompt=None, messages=[{"role": "user", "content": "a b"}], template=TEMPLATE),
+    "chat with variables": dict(
+        prompt=None,
+        messages=[{"role": "user", "content": "a b"}],
+        template=TEMPLATE + "{{ more }}",
+        template_kwargs={"more": "abc"},
+    ),
     "speculation": dict(policy=Policy(temperature=0.3, no_repeat_ngram_size=0), speculate=True),
     "penalties and xtc": dict(policy=Policy(xtc_probability=0.5, dry_multiplier=0.8, frequency_penalty=0.4)),
 }

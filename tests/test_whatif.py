@@ -240,3 +240,8 @@ def test_fresh_draws_are_those_of_the_sequences_beside_it() -> None:
         assert row.draws is not None and row.draws.away == (beside.ids != run.ids)
         apart += row.draws.away
     assert apart
+
+
+def test_what_ends_the_text_is_what_ended_the_run() -> None:
+    run = glassbox.load("bigram").generate("ab", seed=1, max_tokens=4, stop_ids=[2])
+    assert 2 in run.what_if(Policy(min_tokens=3)).policy.eos_ids
