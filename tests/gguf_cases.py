@@ -58,6 +58,7 @@ BAD: dict[str, tuple[bytes, str, int]] = {
     "TENSORS_NE_TOO_BIG": (build([AB], [tensor("t", [1 << 40, 1 << 40])], bytes(4)), "t shape", AFTER_AB),
     "TENSORS_NBYTES_TOO_BIG": (build([AB], [tensor("t", [(1 << 63) - 1])], bytes(4)), "t data", AFTER_AB),
     "TENSORS_NBYTES_PAD_WRAP": (build([AB], [tensor("t", [(1 << 62) - 1])], bytes(4)), "t data", AFTER_AB),
+    "rows_of_half_a_block": (build([AB], [tensor("t", [16, 2], Q8_0)], bytes(34)), "t shape", AFTER_AB),
     "TENSORS_BAD_TYPE": (build([AB], [tensor("t", [1], 0xFFFFFFFF)]), "t format", AFTER_AB + 21),
     "TENSORS_BAD_OFFSET": (build([AB], [tensor("t", [1], offset=32)], bytes(64)), "t offset", AFTER_AB),
     "TENSORS_DUPLICATE_NAME": (

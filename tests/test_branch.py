@@ -153,6 +153,16 @@ def test_the_store_keeps_the_tree(smollm2: glassbox.Model, tmp_path: Path) -> No
         assert parents[two.run_id] == (one.run_id, 5) and parents[run.run_id] == (None, None)
 
 
+def test_text_that_the_parents_trace_did_not_keep_is_worked_out_anew(smollm2: glassbox.Model, tmp_path: Path) -> None:
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        run = smollm2.generate(PROMPT, policy=POLICY, seed=3, max_tokens=6, store=store, retain="ids")
+        parent = replace(store.load(), opened=run.opened)
+        assert parent.ids == run.ids and not any(s.text or s.bytes for s in parent.steps)
+        made = parent.branch(4)
+        assert [(s.text, s.bytes) for s in made.steps] == [(s.text, s.bytes) for s in run.steps]
+        assert "".join(s.text for s in made.steps) == made.text
+
+
 def test_an_edited_prompt_is_encoded_anew(smollm2: glassbox.Model, parent: Run) -> None:
     made = parent.branch(text="The capital of Spain is", max_tokens=4)
     same = smollm2.generate("The capital of Spain is", policy=POLICY, seed=3, max_tokens=4)
@@ -222,3 +232,19 @@ def test_the_command(smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.Cap
         [],
     ):
         assert invoke([*branch, *wrong]) == 2
+
+
+def test_another_prompt_is_asked_as_the_run_was(bigram: glassbox.Model) -> None:
+    asked: dict[str, Any] = dict(salt="mine", include_stop=True, prompt_logprobs=True, stop=["zz"], stop_ids=[3])
+    run = bigram.generate("ab", seed=3, max_tokens=4, **asked)
+    made = run.branch(text="ba").request
+    assert {name: getattr(made, name) for name in asked} == {name: getattr(run.request, name) for name in asked}
+
+
+def test_steps_before_a_branch_are_shaped_by_the_parents_policy(bigram: glassbox.Model) -> None:
+    run = bigram.generate("ab", policy=Policy(temperature=1.5), seed=3, max_tokens=8, ignore_eos=True)
+    made = run.branch(5, policy=Policy(temperature=0.4))
+    with made.again(bigram) as again:
+        for step in made.steps:
+            shaped = again.shaped(step.step, again.logits(step.step, step.step)[0])
+            assert shaped.final_logprob(step.id) == step.choice.logprob_final

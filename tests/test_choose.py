@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glassbox.choose import _walk, choose, draw_seed, philox, philox_uniform
+from glassbox.choose import _cdf, _walk, choose, choose_at, draw_seed, philox, philox_uniform
 from glassbox.errors import ParameterError
 from glassbox.policy.philox import uniform, uniforms
 from glassbox.policy.policy import Policy
@@ -152,6 +152,22 @@ def test_an_id_without_weight_is_never_drawn() -> None:
     last = math.nextafter(1.0, 0)
     assert _walk(final, last)[0] == 3
     assert _walk(final, last)[2] == 1.0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rounding_neither_leaves_the_line_nor_reaches_an_id_without_weight(seed: int) -> None:
+    """A sum of weights may come out a hair above or below the whole: among these seeds both happen."""
+    logits = np.append(np.random.default_rng(seed).normal(0, 1, 8), [-60, -800, -801])
+    final = Policy().shape(logits.astype(np.float32)).final
+    cdf = _cdf(final, final.ranking.first(final.size))
+    assert np.all(np.diff(cdf) >= 0) and np.all(cdf <= 1)
+    assert cdf[8] == cdf[-1] == 1.0 and _walk(final, math.nextafter(1.0, 0))[0] < 9
+
+
+def test_a_draw_on_a_border_is_the_next_ones_alone_and_among_many() -> None:
+    final = (shaped := Policy().shape([0.0, 0.0, 0.0, 0.0])).final
+    draws = np.array([0.0, 0.25, 0.5, 0.75])
+    assert choose_at(shaped, draws).tolist() == [_walk(final, u)[0] for u in draws] == [0, 1, 2, 3]
 
 
 @given(

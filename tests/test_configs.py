@@ -225,6 +225,12 @@ def test_two_spellings_must_agree(old: dict[str, Any]) -> None:
         spec_from_config(GEMMA3 | {"rope_parameters": {"full_attention": LLAMA3}, "rope_scaling": old})
 
 
+def test_of_two_original_lengths_the_one_beside_the_sizes_counts() -> None:  # as in transformers
+    config = PUBLISHED["llama 3.2 1b"][0]
+    rope = spec_from_config(config | {"original_max_position_embeddings": 4096}).rope
+    assert rope is not None and rope.original == 4096 and LLAMA3["original_max_position_embeddings"] == 8192
+
+
 def test_caps_are_positive_or_null_and_only_where_they_are() -> None:
     for config, key in (
         (GEMMA2, "attn_logit_softcapping"),

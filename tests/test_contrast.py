@@ -168,6 +168,15 @@ def test_a_generation_hands_mirostat_what_it_drew() -> None:
         mu -= 0.3 * (-s.choice.logprob_final / math.log(2) - 2.0)
 
 
+def test_a_longer_prompt_of_its_own_ends_the_context_sooner() -> None:
+    model = model_of("llama-b")
+    policy = Policy(guidance_scale=1.6, negative_ids=(5, 40, 7, 9, 5, 40), temperature=0.0)
+    made = sequence(model, policy, [4, 8], n=model.context)
+    steps = list(Engine(model).stream(made))
+    assert made.outcome is not None and made.outcome.ending.kind == "context_end"
+    assert len(steps) == model.context - 6  # the negative prompt and the output fill it
+
+
 def test_what_cannot_be_is_refused_by_name() -> None:
     bigram = BigramModel()
     for param, policy in (("dola_layers", POLICIES["dola"]), ("penalty_alpha", POLICIES["contrastive"])):

@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glassbox
+from glassbox.draft import PromptLookup
 from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.generation import Generation
+from glassbox.model.execute import CHUNK
 from glassbox.opening import encoding_of
 from glassbox.policy.policy import Policy
 from glassbox.request import Request
@@ -128,6 +130,25 @@ def test_a_long_prompt_does_not_stop_the_others(model: glassbox.Model) -> None:
         assert talking.steps == before + 1
     assert passes > 3  # the prompt was really cut
     drain(model)
+
+
+def test_guesses_are_made_as_far_as_they_can_be_of_use(model: glassbox.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that not all guesses fit into a pass, each near its end: no pass is too wide, no position too far."""
+    monkeypatch.setattr(PromptLookup, "guess", lambda _, ids: [5, 6, 7, 8])
+    forward, wide, far = model.model.forward_parts, [0], [0]
+
+    def seen(parts: Any, *how: Any) -> Any:
+        wide.append(sum(len(p.ids) for p in parts))
+        far.append(max(p.cache.length + len(p.ids) for p in parts))
+        return forward(parts, *how)
+
+    monkeypatch.setattr(model.model, "forward_parts", seen)
+    made = [generation(model, [5, 6, i % 90], seed=i, n=6, speculate=True, reuse=False) for i in range(40)]
+    for g in made:
+        model.engine.add(g)
+    drain(model)
+    assert all(len(hashes(g)) == 6 for g in made)
+    assert 40 < max(wide) <= CHUNK and max(far) == 3 + 6 - 1  # the last token is not read any more
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

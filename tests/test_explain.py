@@ -21,7 +21,7 @@ from glassbox.cli.app import invoke
 from glassbox.errors import ParameterError, PromptError
 from glassbox.model.model import TransformerModel
 from glassbox.text.absent import NoTokenizer
-from glassbox.trace.told import interval, percent, quoted
+from glassbox.trace.told import _nth, interval, percent, quoted
 
 SAMPLED = Policy(temperature=0.8, top_p=0.95)
 
@@ -371,3 +371,14 @@ def test_the_readme_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None
         assert invoke([command, "--help"]) == 0
         flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
         assert f"`glassbox {command} " in table and not [flag for flag in flags if flag not in table]
+
+
+def test_the_first_step_that_left_one_alone_is_named() -> None:
+    run = glassbox.load("bigram").generate("ab", policy=Policy(top_k=1, min_p=0.5), seed=1, max_tokens=1)
+    draw = run.explain(0).draw
+    assert (draw.kind, draw.by) == ("alone", "top_k")
+
+
+def test_places_in_words() -> None:
+    right = {0: "1st", 1: "2nd", 2: "3rd", 10: "11th", 20: "21st", 110: "111th", 111: "112th", 1000: "1,001st"}
+    assert {rank: _nth(rank) for rank in right} == right

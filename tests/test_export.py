@@ -34,6 +34,7 @@ from glassbox.policy.policy import Policy
 from glassbox.trace import copy
 from glassbox.trace import export as exports
 from glassbox.trace.export import FORMATS, Source, export, html
+from glassbox.trace.export.otlp import attributes
 from glassbox.trace.export.tensors import safetensors_bytes
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.store import open_store
@@ -331,6 +332,14 @@ def test_spans_have_the_names_of_genai(tmp_path: Path) -> None:
     assert len({s["spanId"] for s in (root, *parts)}) == 4
 
 
+def test_attributes_have_the_types_of_otlp() -> None:
+    values = {"yes": True, "n": 2**40, "x": 0.5, "none": None, "list": ["a", False]}
+    assert {a["key"]: a["value"] for a in attributes(values)} == {
+        "yes": {"boolValue": True}, "n": {"intValue": "1099511627776"}, "x": {"doubleValue": 0.5},
+        "list": {"arrayValue": {"values": [{"stringValue": "a"}, {"boolValue": False}]}},
+    }  # fmt: skip
+
+
 def test_a_seed_of_64_bits_is_not_squeezed_into_63(tmp_path: Path) -> None:
     (root, *_) = spans(record(Recorder(None)).export("otlp", tmp_path / "x.json"))
     told = {a["key"]: plain(a["value"]) for a in root["attributes"]}
@@ -348,6 +357,8 @@ def test_content_that_was_not_retained_is_in_no_export(tmp_path: Path) -> None:
             data = file.read_bytes()
             assert data and b"heron" not in data and b"as delivered" not in data, file
             assert to in ("html", "run") or b" tok" not in data, file  # these say "token" themselves
+    for root in (span for span in spans(tmp_path / "otlp") if "parentSpanId" not in span):
+        assert not {a["key"] for a in root["attributes"]} & {"gen_ai.input.messages", "gen_ai.output.messages"}
 
 
 def test_the_timeline_adds_up(tmp_path: Path) -> None:

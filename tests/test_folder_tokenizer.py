@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,10 @@ def test_user_text_makes_no_special_token(both: tuple[str, Engine, Tokenizer]) -
         e = tokenizer.encode_segments(parts, add_special=False)
         assert [k for k, s in zip(e.kinds, e.segments, strict=True) if s == 1 and k == "control"] == []
         assert tokenizer.decode(e.ids) in (f"x{name} y{name}", f" x{name} y{name}")
+        for end in (1, len(name) - 1):  # nor does a part of its name, with the rest from the template
+            halves = [Segment("template", None, name[:end], trusted=True), Segment("message 0", "user", name[end:])]
+            for mine in (halves, [replace(s, trusted=not s.trusted) for s in halves]):
+                assert "control" not in tokenizer.encode_segments(mine, add_special=False).kinds
 
 
 @pytest.mark.slow

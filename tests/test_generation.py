@@ -185,6 +185,14 @@ def test_a_stop_before_min_tokens_is_text(tokenizer: Tokenizer, include: bool) -
 
 
 @pytest.mark.model
+def test_a_stop_id_that_nothing_masks_is_text_before_min_tokens(tokenizer: Tokenizer) -> None:
+    policy = Policy(temperature=0, min_tokens=3, eos_ids=(2,))
+    steps, generation = say(tokenizer, [WORD, 314, WORD], [19556], policy=policy, stop_ids=(WORD,))
+    assert generation.outcome is not None and generation.outcome.text == streamed(steps) == " Paris is"
+    assert ending(generation) == ("stop", "stop_id", WORD) and len(steps) == 3
+
+
+@pytest.mark.model
 def test_a_stop_that_begins_before_min_tokens_and_ends_after(tokenizer: Tokenizer) -> None:
     model = scripted(tokenizer, [314, 7042, 30], [19556])
     asked: dict[str, Any] = dict(ids=[19556], max_tokens=3, seed=0, stop=["Paris."])

@@ -525,6 +525,28 @@ def test_ranking_survives_a_sample_that_misleads() -> None:
         assert Ranking(Logits(logits)).first(n).tolist() == expected[:n].tolist()
 
 
+def test_ranking_that_is_brought_up_to_date_has_ties_in_order() -> None:
+    logits = np.random.default_rng(3).normal(0, 1, 5000).astype(np.float32)
+    ranking = Ranking(Logits(logits))
+    ranking.first(64)
+    last = ranking.first(ranking.known)[-1]
+    changed = logits.copy()
+    changed[risen := np.array([1])] = logits[last]  # as good as the last one known, and before it
+    assert last > 1 and logits[1] < logits[last]
+    found = ranking.rewritten(Logits(changed), risen)
+    for n in (1, found.known, 200):
+        assert found.first(n).tolist() == np.argsort(-changed, kind="stable")[:n].tolist()
+
+
+def test_sums_where_little_is_left_or_the_best_falls_far() -> None:
+    left = Policy(banned_ids=[1]).shape([0, 0, -27.5])  # of the weight beside the best a difference would keep no digit
+    assert -left.final_logprob(0) == pytest.approx(math.exp(-27.5), rel=1e-12, abs=0)
+    fell = Policy(banned_ids=[0]).shape([0, -600, -600.5, -601.25])  # 600 nats: what is made anew loses nothing
+    p = oracle.softmax([0, -0.5, -1.25], [0, 1, 2])
+    np.testing.assert_allclose(fell.probs, [0, *(p[i] for i in range(3))], rtol=1e-14)
+    assert fell.final.entropy == pytest.approx(-math.fsum(x * math.log(x) for x in p.values()), rel=0, abs=1e-14)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_sums_brought_up_to_date_are_those_made_anew(seed: int) -> None:
     """Penalties and bans that take the best, raise another to it or leave it: the same distribution within 1e-12."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from glassbox.choose import choose, philox, philox_uniform
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy import philox as draws
+from glassbox.policy.penalties import Dry
 from glassbox.policy.policy import DEFAULT_ORDER, Policy, Shaped, shape
 from glassbox.policy.step import Past, needs_of
 from glassbox.policy.table import STEPS, formula, source
@@ -99,6 +100,8 @@ def test_dry() -> None:
     broken = Policy(dry_multiplier=2, dry_base=3, dry_sequence_breakers=[1]).shape(np.zeros(10), **past)
     assert logits_of(broken)[4:6] == [-2, -2]  # no match reaches across 1
     assert logits_of(Policy(dry_multiplier=2, dry_sequence_breakers=[3]).shape(np.zeros(10), **past)) == [0] * 10
+    breaker = Policy(dry_multiplier=2, dry_base=3, dry_sequence_breakers=[4]).shape(np.zeros(10), **past)
+    assert logits_of(breaker)[4:6] == [0, -2]  # one that would follow is no match's either
     long = Policy(dry_multiplier=1, dry_base=100).shape(np.zeros(3), prompt_ids=[1] * 500)
     assert np.all(np.isfinite(long.final.logits)) and long.probs.tolist() == [0.5, 0, 0.5]
 
@@ -108,6 +111,8 @@ def test_dry_on_a_text_that_only_repeats_itself() -> None:
     for base, cost in ((1.0, 0.5), (1.75, 3.4e38 / 4)):
         s = Policy(dry_multiplier=0.5, dry_base=base).shape(logits, past)
         assert s.final.logits[1] == pytest.approx(-cost, rel=0.01) and s.ledger[1].changed == 1
+    looked = Dry(0.5, 1.75, 2, (), "output")._longest  # no further back: what is longer costs no more
+    assert 0.5 * 1.75 ** (looked - 3) < 3.4e38 / 4 <= 0.5 * 1.75 ** (looked - 2)
 
 
 def test_length_decay() -> None:
@@ -135,6 +140,8 @@ def test_constraints() -> None:
     banned = Policy(banned_sequences=[[2], [0, 1, 3], [4, 4]])
     assert kept(banned.shape(flat, [0], [1])) == [0, 1, 4]
     assert kept(Policy(banned_sequences=[[0, 1, 3]], banned_scope="output").shape(flat, [0], [1])) == [0, 1, 2, 3, 4]
+    twice = Policy(banned_sequences=[[3], [1, 3], [0, 1, 3]]).shape(flat, [0], [1])
+    assert kept(twice) == [0, 1, 2, 4] and twice.ledger[1].params["banned"] == 1
 
 
 def test_all_tokens_masked() -> None:  # C04-03
@@ -161,25 +168,36 @@ def test_typical() -> None:
     away = [abs(-math.log(p) - h) for p in (0.5, 0.2, 0.15, 0.1, 0.05)]
     assert sorted(range(5), key=away.__getitem__)[:2] == [1, 2]
     assert kept(s) == [1, 2] and s.ledger[1].argmax_changed
+    s = Policy(typical_p=0.3).shape(logprobs(0.15, 0.2, 0.5, 0.1, 0.05))  # id 1 is taken before id 0
+    assert s.final.ids is not None and s.final.ids.tolist() == [0, 1]
+    assert [s.final_logprob(i) for i in (0, 1)] == pytest.approx([math.log(0.15 / 0.35), math.log(0.2 / 0.35)])
 
 
 def test_epsilon_eta_sigma_and_top_h() -> None:
     p = (0.5, 0.25, 0.15, 0.07, 0.03)
     assert kept(Policy(epsilon_cutoff=0.07).shape(logprobs(*p))) == [0, 1, 2, 3]
     assert kept(Policy(epsilon_cutoff=0.9).shape(logprobs(*p))) == [0]  # the best stays
+    assert kept(Policy(epsilon_cutoff=0.9).shape(logprobs(0.2, 0.4, 0.4))) == [1, 2]  # and what ties with it
     h = -sum(x * math.log(x) for x in p)
     eta = math.sqrt(0.05) * math.exp(-h)  # 0.0665
     assert 0.05 < eta < 0.07 and kept(Policy(eta_cutoff=0.05).shape(logprobs(*p))) == [0, 1, 2, 3]  # min: 0.05
+    flat = (0.5, 0.25, 0.14, 0.061, 0.049)  # sqrt(0.05) exp(-H) is 0.0618, so 0.05 is the bound
+    assert kept(Policy(eta_cutoff=0.05).shape(logprobs(*flat))) == [0, 1, 2, 3]
     eta = math.sqrt(0.3) * math.exp(-h)  # 0.163
     assert 0.15 < eta < 0.25 and kept(Policy(eta_cutoff=0.3).shape(logprobs(*p))) == [0, 1]
     # logits 4 2 0 0 -6: mean 0, variance (16 + 4 + 36) / 5, sigma 3.347
     assert kept(Policy(top_n_sigma=1).shape([4, 2, 0, 0, -6])) == [0, 1]
     assert kept(Policy(top_n_sigma=1.2).shape([4, 2, 0, 0, -6])) == [0, 1, 2, 3]
     assert kept(Policy(top_n_sigma=1, temperature=7).shape([4, 2, 0, 0, -6])) == [0, 1]  # temperature changes nothing
+    assert kept(Policy(top_n_sigma=2.5).shape([0, 0, 0, 0, -0.1])) == [0, 1, 2, 3, 4]  # 2.5 sigma below, to rounding
     # -p log p = .3466 .3466 .2846 .1861 .1052, H = 1.2690
     for top_h, n in ((0.27, 1), (0.28, 1), (0.56, 2), (0.8, 3), (0.95, 4)):
         assert kept(Policy(top_h=top_h).shape(logprobs(*p))) == list(range(n)), top_h
     assert kept(Policy(top_h=0.6, top_h_limit=2).shape(logprobs(*p))) == [0]
+
+
+def test_mirostat_keeps_one_where_even_the_best_surprises_too_much() -> None:
+    assert kept(Policy(mirostat_tau=0.1).shape([0, 0, -1])) == [0]  # mu is 0.2 bits; what ties goes, as in llama.cpp
 
 
 def test_min_keep() -> None:
@@ -225,6 +243,9 @@ def test_dynamic_temperature() -> None:
     np.testing.assert_allclose(s.probs, oracle_softmax(2 / t, 1 / t, 0), rtol=1e-12)
     assert s.ledger[1].params["found"] == pytest.approx(t, rel=1e-14)
     assert kept(Policy(temperature=0.5, dynatemp_range=1).shape([0, -1000])) == [0]  # T' = 0
+    for n in range(2, 30):  # of a flat one the entropy is log n, or by rounding a hair above
+        found = Policy(dynatemp_range=0.5, dynatemp_exponent=50).shape([0.3] * n).ledger[1].params["found"]
+        assert 1.5 - 1e-12 <= found <= 1.5
     with pytest.raises(ParameterError, match="dynatemp_range"):
         Policy(temperature=0, dynatemp_range=1)
 

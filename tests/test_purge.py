@@ -254,6 +254,20 @@ def test_who_reads_holds_it_up_and_is_told_of(path: Path, monkeypatch: pytest.Mo
     assert told(path.parent, PROMPT, OUTPUT) == []
 
 
+def test_who_records_goes_on_in_the_smaller_file(path: Path) -> None:
+    gone = [written(path, steps=200).run_id for _ in range(3)]
+    with open_store(path) as store:
+        first = record(Recorder(store))
+        store.flush()
+        before = path.stat().st_size
+        purge(path, ids=gone)
+        assert path.stat().st_size < before
+        second = Recorder(store)
+        run = record(second)
+        store.flush()
+        assert second.problem is None and {r.id for r in store.runs()} == {first.run_id, run.run_id}
+
+
 def test_keys_are_given_again_without_harm(path: Path) -> None:
     first = written(path)
     purge(path, ids=[first.run_id])

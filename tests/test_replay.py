@@ -68,6 +68,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "the end of the text": dict(policy=Policy(logit_bias={95: 8}), ignore_eos=False, max_tokens=200),
     "ids": dict(prompt=None, ids=[5, 95, 7]),
     "chat": dict(prompt=None, messages=[{"role": "user", "content": "a b"}], template=TEMPLATE),
+    "chat with variables": dict(
+        prompt=None,
+        messages=[{"role": "user", "content": "a b"}],
+        template=TEMPLATE + "{{ more }}",
+        template_kwargs={"more": "abc"},
+    ),
     "speculation": dict(policy=Policy(temperature=0.3, no_repeat_ngram_size=0), speculate=True),
     "penalties and xtc": dict(policy=Policy(xtc_probability=0.5, dry_multiplier=0.8, frequency_penalty=0.4)),
 }
@@ -151,7 +157,7 @@ SPOILED: dict[str, dict[str, Any]] = {
     "logits_hash": dict(logits_hash="00" * 8), "logprob_raw": dict(logprob_raw=-1e-9), "rank_raw": dict(rank_raw=90),
     "entropy": dict(entropy=0.25), "u": dict(u=0.125), "cdf_lo": dict(cdf_lo=-0.5), "cdf_hi": dict(cdf_hi=1.5),
     "logprob_final": dict(logprob_final=-99.0), "ties": dict(ties=5), "bytes": dict(bytes=b"?"),
-    "text": dict(text="?"),
+    "text": dict(text="?"), "text_offset": dict(text_offset=-1),
 }  # fmt: skip
 
 

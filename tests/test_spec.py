@@ -22,8 +22,8 @@ from glassbox.model.architectures import GGUF
 from glassbox.model.arena import Arena
 from glassbox.model.config_gguf import OFF, spec_from_gguf
 from glassbox.model.model import TransformerModel, forward
-from glassbox.model.rope import frequencies
-from glassbox.model.spec import ModelSpec
+from glassbox.model.rope import frequencies, longrope_gain, slopes, yarn_gain
+from glassbox.model.spec import ModelSpec, Rope
 from glassbox.weights.gguf import Gguf, read_gguf
 
 T = gguf.GGMLQuantizationType
@@ -253,3 +253,28 @@ def test_under_a_limit_on_memory_the_numbers_tell_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == f"{1 << 32} True True\n"
+
+
+def test_the_ramp_of_yarn_between_numbers_that_are_whole_or_not() -> None:
+    """Peng et al. 2023 by hand: number n makes 64 · 100**(-n/4) / 2π turns in the original positions."""
+    rope = Rope(100.0, 8, "yarn", factor=4.0, original=64, fast=8.0, slow=0.5, truncate=False)
+    plain = [100.0 ** (-n / 4) for n in range(4)]
+    low, high = (4 * math.log(64 / (turns * 2 * math.pi)) / math.log(100) for turns in (8.0, 0.5))
+    for truncate, (begin, end) in ((False, (low, high)), (True, (math.floor(low), math.ceil(high)))):
+        begin = max(begin, 0)
+        ramp = [min(max((n - begin) / (end - begin), 0), 1) for n in range(4)]
+        expected = [p / 4 * r + p * (1 - r) for p, r in zip(plain, ramp, strict=True)]
+        made = frequencies(Rope(**{f: getattr(rope, f) for f in Rope.__slots__} | {"truncate": truncate}))
+        np.testing.assert_allclose(made, expected, rtol=1e-14)
+    assert low != math.floor(low) and high != math.ceil(high)
+
+
+def test_what_is_not_stretched_is_not_made_longer() -> None:
+    assert [yarn_gain(f) for f in (0.5, 1.0)] == [longrope_gain(f, 64) for f in (0.5, 1.0)] == [1.0, 1.0]
+    assert yarn_gain(math.e) == pytest.approx(1.1) and longrope_gain(64.0, 64) == pytest.approx(math.sqrt(2))
+
+
+def test_slopes_where_the_heads_are_no_power_of_two() -> None:
+    """Press et al. 2022: of 6 heads those of 4, then every other one of 8."""
+    assert slopes(4).tolist() == [2**-2, 2**-4, 2**-6, 2**-8]
+    assert slopes(7).tolist() == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3, 2**-5]

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glassbox.errors import ParameterError
-from glassbox.stop import MAX_STOP_CHARS, MAX_STOPS, Ending, Limits, StopWatcher
+from glassbox.stop import MAX_STOP_CHARS, MAX_STOPS, Ending, Limits, Shown, StopWatcher
 
 
 def play(pieces: Sequence[str], stops: Sequence[str], *, include_stop: bool = False) -> tuple[str, str | None, int]:
@@ -115,6 +115,7 @@ def test_flush_gives_the_held_text_once() -> None:
     assert watcher.feed("ABCDEF").text == "ABC"
     assert watcher.flush() == "DEF"
     assert watcher.flush() == ""
+    assert watcher.feed("GHD") == Shown("GH", "D", None)  # nothing of what was flushed is left in it
 
 
 _text = st.text(alphabet="ab\nß", max_size=24)

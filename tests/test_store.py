@@ -14,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,17 @@ def test_who_lives(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not alive.is_alive(its, path)
 
 
+def test_a_run_of_a_foreign_machine_is_running_while_the_store_changes(path: Path) -> None:
+    filled(path)
+    sql(path, "UPDATE run SET owner = 'elsewhere:1:1', finish_reason = NULL")
+    long_ago = time.time() - 2 * alive.RECENT_S
+    with open_store(path, readonly=True) as store:
+        assert store.runs()[0].finish_reason == "running"
+        for file in path.parent.iterdir():
+            os.utime(file, (long_ago, long_ago))
+        assert store.runs()[0].finish_reason == "interrupted"
+
+
 def test_of_a_foreign_machine_only_the_files_age_tells(path: Path) -> None:
     filled(path)
     assert alive.is_alive("elsewhere:1:1", path)
@@ -578,6 +590,38 @@ def test_later_runs_are_recorded_again_when_there_is_space(path: Path, monkeypat
         record(later)
         assert later.problem is None
         assert [r.id for r in store.runs()] == [later.run_id]
+
+
+def test_a_locked_store_can_be_opened_for_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(path)
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with closing(sqlite.connect(path, readonly=False)) as conn:  # somebody writes: then it can be written
+        assert conn.execute("SELECT count(*) FROM run").fetchone() == (1,)
+    other.close()
+
+
+def test_commits_reach_the_disk_in_order(path: Path) -> None:
+    """Write-ahead log and synchronous NORMAL: power that fails may cost the last commits, never the file."""
+    filled(path)
+    with closing(sqlite.connect(path, readonly=False)) as conn:
+        found = [conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")]
+    assert found == ["wal", 1]
+
+
+def test_a_run_that_begins_is_committed_without_waiting_for_company(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glassbox.trace.writer.PAUSE_S", 60.0)
+    with open_store(path) as store, open_store(path, readonly=True) as reader:
+        recorder = Recorder(store)
+        recorder.begin(make_request(), PROVENANCE)
+        deadline = time.monotonic() + 20
+        while not reader.runs() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [r.id for r in reader.runs()] == [recorder.run.run_id]
+        recorder.close()
 
 
 def test_a_locked_store_delays_rows_and_loses_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -989,6 +1033,28 @@ def test_rows_that_go_or_come_are_found(path: Path, change: str, where: str) -> 
         found = store.verify()
     assert found is not None
     assert found.where == where
+
+
+def test_of_a_run_without_an_ending_missing_prompt_rows_are_found(path: Path) -> None:
+    """They were committed together with the run, so a crash does not explain them."""
+    with open_store(path) as store:
+        recorder = Recorder(store)
+        recorder.begin(make_request(), PROVENANCE)
+        store.flush()
+        assert store.verify() is None
+        sql(path, "DELETE FROM position WHERE pos >= 4")
+        found = store.verify()
+        assert found is not None and (found.where, found.why) == ("prompt position 4", "it is missing")
+        recorder.close()
+
+
+def test_text_that_is_no_utf8_is_damage_of_its_row(path: Path) -> None:
+    (run,) = filled(path)
+    sql(path, "UPDATE position SET text = CAST(x'ff' AS TEXT) WHERE step = 1")
+    with open_store(path) as store:
+        found = store.verify()
+        assert found is not None and (found.run_id, found.where) == (run.run_id, "step 1 (position 7)")
+        assert store.load(verify=False).steps[1].text == "\ufffd"
 
 
 def test_rows_cannot_move_between_runs(path: Path) -> None:

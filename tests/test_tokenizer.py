@@ -335,6 +335,10 @@ def test_the_end_of_the_templates_turn_ends_a_generation() -> None:
     assert Tokenizer.from_gguf(metadata).eos_ids == {0, 2}
     metadata["tokenizer.chat_template"] = "{{ raise_exception('no') }}"
     assert Tokenizer.from_gguf(metadata).eos_ids == {0}
+    for behind, ends in (("</t>", {2, 3}), ("<s>", {2})):  # what begins a text ends none
+        with_turns = spm({"a": -1.0}, control=("<unk>", "<s>", "</s>", "</t>"))
+        with_turns["tokenizer.chat_template"] = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
+        assert Tokenizer.from_gguf(with_turns).eos_ids == ends
 
 
 def test_a_file_without_a_pre_tokenizer_is_refused_unless_it_is_gpt2() -> None:

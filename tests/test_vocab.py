@@ -50,6 +50,12 @@ def test_an_id_past_the_vocabulary_has_no_bytes() -> None:  # C02-11
         vocab.bytes_of(-1)
 
 
+def test_an_unused_piece_says_nothing_and_of_pieces_that_stand_twice_the_lower_id_counts() -> None:
+    vocab = Vocab(["a", "b", "a", "b"], ["normal", "unused", "normal", "unused"], "byte-level")
+    assert [vocab.text_bytes(i) for i in range(4)] == [b"a", b"", b"a", b""] and vocab.bytes_of(1) == b"b"
+    assert vocab.of_kind("normal") == {"a": 0} and vocab.of_kind("unused") == {"b": 1}
+
+
 def test_missing_bytes() -> None:
     assert Vocab.from_gguf(byte_level(without=b"\x04\xff"), "byte-level").missing_bytes == {0x04, 0xFF}
     assert Vocab.from_gguf(spm({"a": -1.0}, byte=True), "sentencepiece").missing_bytes == set()

@@ -249,3 +249,18 @@ def test_the_command_lays_flags_over_the_recorded_policy(
     assert invoke(["whatif", "last", "--at", "2", "--store", path]) == 2
     assert invoke(["whatif", "last", "--threshold", "seed", "--store", path]) == 2
     assert invoke(["whatif", "nosuch", "--store", path]) == 2
+
+
+def test_fresh_draws_are_those_of_the_sequences_beside_it() -> None:
+    model, apart = glassbox.load("bigram"), 0
+    for seed in range(20):
+        run, beside = (model.generate("ab", seed=seed, max_tokens=1, ignore_eos=True, sequence=s) for s in (0, 1))
+        (row,) = run.what_if(run.policy, draws=1).rows
+        assert row.draws is not None and row.draws.away == (beside.ids != run.ids)
+        apart += row.draws.away
+    assert apart
+
+
+def test_what_ends_the_text_is_what_ended_the_run() -> None:
+    run = glassbox.load("bigram").generate("ab", seed=1, max_tokens=4, stop_ids=[2])
+    assert 2 in run.what_if(Policy(min_tokens=3)).policy.eos_ids

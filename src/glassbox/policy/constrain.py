@@ -208,6 +208,6 @@ class LogitBias:
         if self.sequences:
             seen = past.everything[-max(len(s) for s, _ in self.sequences) :].tolist()
             for (*head, last), b in self.sequences:
-                if len(head) <= len(seen) and seen[len(seen) - len(head) :] == head:
+                if seen[-len(head) :] == head:
                     now[last] = now.get(last, 0.0) + b
         return now
