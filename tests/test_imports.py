@@ -38,6 +38,7 @@ ORDER = [
     ("arguments",),
     ("score",),
     ("opening",),
+    ("prompt",),
     ("api",),
     ("bench",),
     ("cli",),

@@ -22,11 +22,12 @@ from glassbox.generation import Generation
 from glassbox.model.bigram import METADATA, BigramModel
 from glassbox.model.intervene import Intervention, check_interventions
 from glassbox.model.model import AnyModel, TransformerModel, check_ids, forward
-from glassbox.opening import chat_of, cut_ids, encoding_of, fresh_cache, prefix_store, said_by, tokenizer_of
+from glassbox.opening import chat_of, fresh_cache, prefix_store, said_by, tokenizer_of
 from glassbox.passes import Passes, passes_for
 from glassbox.policy.policy import Policy
 from glassbox.policy.step import listed as listed_of
 from glassbox.policy.step import whole
+from glassbox.prompt import conversation, fitting, prompt_of
 from glassbox.provenance import model_digest, tokenizer_digest
 from glassbox.request import Branch, Provenance, Request
 from glassbox.score import Scored, score
@@ -36,7 +37,7 @@ from glassbox.text.absent import NoTokenizer
 from glassbox.text.exactly import exact_ids
 from glassbox.text.template import ChatTemplate
 from glassbox.text.tokenizer import Encoding, Tokenizer
-from glassbox.text.truncate import cut_messages, cut_text, kept, room_for, to_drop
+from glassbox.text.truncate import room_for
 from glassbox.trace.record import Recorder
 from glassbox.trace.rows import Level, Retain
 from glassbox.trace.run import Run
@@ -106,7 +107,8 @@ class Model:
         Raises TemplateError, ParameterError, and PromptError where the model has no template.
         """
         options = check.chat_options(chat, messages=True)
-        return self._chat(check.message_list(messages), check.clock("now", now), options)[0]
+        given = check.message_list(messages)
+        return conversation(self.name, self.tokenizer, given, check.clock("now", now), options).encoding
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text that ids say. Raises ParameterError, PromptError."""
@@ -140,20 +142,20 @@ class Model:
         `stride` ids apart, default half the context. now, chat: as for `stream`.
         Raises ParameterError, PromptError, TemplateError, OutOfMemory, NonFiniteLogits.
         """
-        said, talk, listed = check.one_prompt(text, messages, ids, self.model.vocab_size)
-        options = check.chat_options(chat, messages=talk is not None)
-        encoding = self._encoded(said, talk, listed, check.clock("now", now), options)[0]
-        return score(self.engine, self.name, self.tokenizer.vocab, [encoding], context, stride)[0]
+        given = check.one_prompt(text, messages, ids, self.model.vocab_size)
+        options = check.chat_options(chat, messages=messages is not None)
+        prompt = prompt_of(self.name, self.tokenizer, given, check.clock("now", now), options)
+        return score(self.engine, self.name, self.tokenizer.vocab, [prompt.encoding], context, stride)[0]
 
     def scores(
         self, texts: Iterable[str | Sequence[int]], *, context: int | None = None, stride: int | None = None
     ) -> list[Scored]:
         """As `score` gives for each one, bit for bit, but short ones share passes. Each: a text, or ids."""
-        encodings = []
+        encodings, options = [], check.chat_options({}, messages=False)
         for item in listed_of("texts", texts, "a sequence of texts, or of sequences of ids"):
             text, ids = (item, None) if isinstance(item, str) else (None, item)
-            text, _, listed = check.one_prompt(text, None, ids, self.model.vocab_size)
-            encodings.append(self._encoded(text, None, listed, None, check.chat_options({}, messages=False))[0])
+            given = check.one_prompt(text, None, ids, self.model.vocab_size)
+            encodings.append(prompt_of(self.name, self.tokenizer, given, None, options).encoding)
         return score(self.engine, self.name, self.tokenizer.vocab, encodings, context, stride)
 
     def generate(self, prompt: str | None = None, **asked: Any) -> Run:
@@ -232,20 +234,15 @@ class Model:
         Raises ParameterError, PromptError, TemplateError, ContextOverflow at once, what the engine meets later.
         """
         vocab_size = self.model.vocab_size
-        text, talk, listed = check.one_prompt(prompt, messages, ids, vocab_size)
-        options = check.chat_options(chat, messages=talk is not None)
-        now = check.clock("now", now) or datetime.now()
-        encoding, clock, template = self._encoded(text, talk, listed, now, options)
-        most, cut = check.token_limit(max_tokens, self.context), None
-        room = room_for(self.context, most)
-        if check.flag("truncate", truncate) and len(encoding) > room:
-            encode = partial(self._chat, now=now, options=options)
-            if talk is None:
-                encoding, cut = (cut_text if listed is None else cut_ids)(encoding, self.tokenizer, room)
-            elif out := to_drop(talk, lambda some: len(encode(some)[0]), room, self.context):
-                rest, clock, _ = encode(kept(talk, out))
-                encoding, cut = cut_messages(encoding, rest, talk, out)
-        check_ids(self.model, encoding.ids, 0)
+        given = check.one_prompt(prompt, messages, ids, vocab_size)
+        options = check.chat_options(chat, messages=messages is not None)
+        now, most = check.clock("now", now) or datetime.now(), check.token_limit(max_tokens, self.context)
+        asking = self.name, self.tokenizer, given, now, options
+        if check.flag("truncate", truncate):
+            made = fitting(*asking, room_for(self.context, most), self.context)
+        else:
+            made = prompt_of(*asking)
+        check_ids(self.model, made.encoding.ids, 0)
         stops = check.string_list("stop", stop)
         ends = check.id_list(stop_ids, vocab_size, "stop_ids", ordered=False)
         rows = check.flag("prompt_logprobs", prompt_logprobs)
@@ -257,7 +254,7 @@ class Model:
             raise ParameterError("grammar", str(policy.grammar), f"left out: {self.tokenizer.refusal()}")
         request = Request(
             model=self.name,
-            encoding=encoding,
+            encoding=made.encoding,
             policy=policy,
             seed=draw_seed() if seed is None else check_seed(seed),
             max_tokens=most,
@@ -273,15 +270,15 @@ class Model:
             speculate=check.flag("speculate", speculate),
             prompt_logprobs=rows,
             time_limit=check.seconds("time_limit", time_limit),
-            messages=talk,
-            cut=cut,
-            chat=None if template is None else chat_of(options, template),
+            messages=given[1],
+            cut=made.cut,
+            chat=None if made.template is None else chat_of(options, made.template),
             sources=sources_of_made(check.string_map("sources", sources), asked, policy),
             branch=None if parent is None else Branch(check.string("parent", parent), None),
             interventions=check_interventions(interventions, self.model.spec),
         )
         check.beams(request)
-        return self._open(request, self._provenance(clock, template), store, level, retain)
+        return self._open(request, self._provenance(made.clock, made.template), store, level, retain)
 
     def _open(
         self, request: Request, provenance: Provenance, store: Store | None, level: Level, retain: Retain
@@ -327,36 +324,6 @@ class Model:
         made = like.provenance
         here = replace(self._provenance(None, None), template_sha256=made.template_sha256, clock=made.clock)
         return Stream(self, generation, recorder, here)
-
-    def _encoded(
-        self, prompt: str | None, messages: Messages | None, ids: Sequence[int] | None, now: datetime | None,
-        options: check.ChatOptions,
-    ) -> tuple[Encoding, datetime | None, ChatTemplate | None]:  # fmt: skip
-        if messages is not None:
-            return self._chat(messages, now, options)
-        if prompt is None:
-            return encoding_of(ids or (), self.tokenizer), None, None
-        encoding = self.tokenizer.encode(prompt)
-        if not encoding.ids:
-            size = len(prompt.encode())
-            raise PromptError(f"the prompt cannot be encoded: none of its {size} bytes is in the vocabulary")
-        return encoding, None, None
-
-    def _chat(
-        self, messages: Messages, now: datetime | None, options: check.ChatOptions
-    ) -> tuple[Encoding, datetime | None, ChatTemplate]:
-        templates, asked = self.tokenizer.templates, options["template"]
-        if not templates and asked is None:
-            if isinstance(self.tokenizer, NoTokenizer):
-                raise self.tokenizer.refusal("messages")
-            raise PromptError(f"{self.name} has no chat template; give the prompt as text", param="messages")
-        template = templates.choose(asked, tools=options["tools"] is not None)
-        rendered = template.render(
-            messages, now=now, tools=options["tools"], documents=options["documents"], extra=options["template_kwargs"],
-            continue_final=options["continue_final"], add_generation_prompt=bool(options["add_generation_prompt"]),
-        )  # fmt: skip
-        encoding = self.tokenizer.encode_segments(rendered.segments)
-        return replace(encoding, notes=(*rendered.notes, *encoding.notes)), rendered.clock, template
 
     @cached_property
     def tokenizer_sha256(self) -> str:
