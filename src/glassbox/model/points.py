@@ -45,15 +45,19 @@ def all_points(layers: int) -> list[str]:
 
 def check_points(points: Iterable[str], layers: int) -> frozenset[str]:
     """The points as a set. Raises UnknownPoint, with what exists, for one that does not; ParameterError for no name."""
-    listed = list(points)
-    if no_names := [point for point in listed if not isinstance(point, str)]:
-        raise ParameterError("point", no_names[0], "the name of a point, such as 'resid_post.0'")
-    wanted = frozenset(listed)
+    wanted = frozenset(_names(points))
     unknown = sorted(wanted - set(all_points(layers)))
     if unknown:
         inner = [f"{name}.0 … .{layers - 1}" for name in LAYER_POINTS] if layers else []
         raise UnknownPoint(unknown[0], [*MODEL_POINTS, *inner])
     return wanted
+
+
+def _names(points: Iterable[str]) -> list[str]:
+    listed = list(points)
+    if no_names := [point for point in listed if not isinstance(point, str)]:
+        raise ParameterError("point", no_names[0], "the name of a point, such as 'resid_post.0'")
+    return listed
 
 
 def split_head(name: str) -> tuple[str, int | None]:
@@ -74,7 +78,7 @@ def check_head(point: str, head: int, heads: int, kv_heads: int) -> None:
 
 def sources(names: Iterable[str], layers: int, heads: int, kv_heads: int) -> dict[str, tuple[str, int | None]]:
     """What each name is read from: a point, and one head of it or None for all. Raises UnknownPoint, ParameterError."""
-    split = {name: split_head(name) for name in names}
+    split = {name: split_head(name) for name in _names(names)}
     check_points((point for point, _ in split.values()), layers)
     for point, head in split.values():
         if head is not None:
