@@ -357,9 +357,7 @@ def test_long_lines_of_parents_take_no_time() -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_a_store_that_cannot_be_written_says_so(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "theirs.db", 2)
     monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     with closing(sqlite3.connect(store, isolation_level=None)) as other:
