@@ -41,6 +41,20 @@ def smollm2(smollm2_path: Path) -> glassbox.Model:
     return glassbox.load(smollm2_path)
 
 
+@pytest.fixture
+def commands(smollm2: glassbox.Model, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> glassbox.Model:
+    """smollm2, which the commands of a test find loaded: each would load it anew, and what that does has its own tests
+    (test_cli.py, test_again.py)."""
+    load = glassbox.load
+
+    def found(name: str, **how: Any) -> glassbox.Model:
+        known = name == "smollm2-135m" or Path(name) == smollm2_path
+        return smollm2 if known and how["kv"] == "f32" else load(name, **how)
+
+    monkeypatch.setattr(glassbox, "load", found)
+    return smollm2
+
+
 @pytest.fixture(scope="session")
 def gemma3(gemma3_path: Path) -> glassbox.Model:
     return glassbox.load(gemma3_path)
