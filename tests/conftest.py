@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,12 @@ from glassbox.weights.gguf import Gguf, read_gguf
 from glassbox.weights.source import pull
 
 DATA = Path(__file__).parent / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What collecting the tests made stays to the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
