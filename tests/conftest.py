@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from threads_seen import trace_writers
 
 import glassbox
 from glassbox.weights.gguf import Gguf, read_gguf
@@ -21,6 +23,12 @@ def pytest_collection_finish() -> None:
     """What collecting the tests made stays to the end: the garbage collector need not go through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def every_store_is_closed() -> Iterator[None]:
+    yield
+    assert not trace_writers(), "a test left a store open whose thread goes on writing"
 
 
 @pytest.fixture(scope="session")
