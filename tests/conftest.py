@@ -6,14 +6,16 @@ And what `oracle` means: a test so marked asks another engine, and is left out w
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from threads_seen import trace_writers
 
 import glassbox
 from glassbox.weights.gguf import Gguf, read_gguf
@@ -51,6 +53,18 @@ def pytest_make_collect_report(
     return _strict((yield), collector.config)
 
 
+def pytest_collection_finish() -> None:
+    """What collecting the tests made stays to the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def every_store_is_closed() -> Iterator[None]:
+    yield
+    assert not trace_writers(), "a test left a store open whose thread goes on writing"
+
+
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     return pull("smollm2-135m")
@@ -74,6 +88,20 @@ def gemma3_gguf(gemma3_path: Path) -> Gguf:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_path: Path) -> glassbox.Model:
     return glassbox.load(smollm2_path)
+
+
+@pytest.fixture
+def commands(smollm2: glassbox.Model, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> glassbox.Model:
+    """smollm2, which the commands of a test find loaded: each would load it anew, and what that does has its own tests
+    (test_cli.py, test_again.py)."""
+    load = glassbox.load
+
+    def found(name: str, **how: Any) -> glassbox.Model:
+        known = name == "smollm2-135m" or Path(name) == smollm2_path
+        return smollm2 if known and how["kv"] == "f32" else load(name, **how)
+
+    monkeypatch.setattr(glassbox, "load", found)
+    return smollm2
 
 
 @pytest.fixture(scope="session")

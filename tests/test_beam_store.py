@@ -20,6 +20,7 @@ from rich.cells import cell_len
 import glassbox
 from glassbox import Beam
 from glassbox.cli import beams
+from glassbox.cli.main import run as cli
 from glassbox.cli.show_text import quoted
 from glassbox.errors import StoreError
 from glassbox.trace.sqlite import APPLICATION_ID, VERSION
@@ -132,28 +133,26 @@ def test_a_killed_search_leaves_its_candidates(tmp_path: Path) -> None:
     assert len(best.ids) == 20 and not best.finished
 
 
-def glass(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "glassbox", *arguments], capture_output=True, text=True, timeout=120)
+def test_the_command_line_shows_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def glass(*arguments: str) -> str:
+        assert cli(list(arguments)) == 0
+        return capsys.readouterr().out
 
-
-@pytest.mark.slow
-def test_the_command_line_shows_the_tree(tmp_path: Path) -> None:
     store = ("--store", str(tmp_path / "s.db"))
     flags = "--beams 4 --length-penalty 0 --early-stopping never --beam-groups 2 --diversity-penalty 0.5 --returned 3"
-    out = glass("trace", "ab", "--model", "bigram", "--max-tokens", "5", *flags.split(), "--json", *store)
-    whole = json.loads(out.stdout)
+    whole = json.loads(glass("trace", "ab", "--model", "bigram", "--max-tokens", "5", *flags.split(), "--json", *store))
     beams = whole["beams"]
     assert (beams["width"], beams["groups"], beams["early_stopping"], beams["length_penalty"]) == (4, 2, "never", 0)
     assert len(beams["hypotheses"]) == 3
     assert beams["hypotheses"][0]["ids"] == [s["id"] for s in whole["steps"]]
-    shown = glass("show", whole["run_id"], *store).stdout
+    shown = glass("show", whole["run_id"], *store)
     assert "4 in 2 groups, diversity penalty 0.5, early stopping never" in shown
     assert "hypothesis" in shown and "draw" in shown and "greedy" not in shown
-    at = glass("show", whole["run_id"], "--at", "1", *store).stdout
+    at = glass("show", whole["run_id"], "--at", "1", *store)
     assert "dropped" in at and "live" in at
-    step = json.loads(glass("show", whole["run_id"], "--at", "1", "--json", *store).stdout)
+    step = json.loads(glass("show", whole["run_id"], "--at", "1", "--json", *store))
     assert step["id"] == whole["steps"][1]["id"] and {row["step"] for row in step["beams"]} == {1}
-    assert "beams  4" in glass("runs", *store).stdout
+    assert "beams  4" in glass("runs", *store)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,12 @@ def test_the_command_line_shows_the_tree(tmp_path: Path) -> None:
         ("--n 0", "n is 0, but must be a whole number from 1 to 1000"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(tmp_path: Path, flags: str, words: str) -> None:
-    done = glass("trace", "ab", "--model", "bigram", *flags.split(), "--store", str(tmp_path / "s.db"))
-    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+def test_what_cannot_be_asked_is_one_line(
+    tmp_path: Path, flags: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli(["trace", "ab", "--model", "bigram", *flags.split(), "--store", str(tmp_path / "s.db")]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
 
 
 def test_the_columns_of_the_tree_stand_below_each_other_and_five_fit() -> None:

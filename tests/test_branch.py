@@ -194,11 +194,11 @@ def test_bad_input_names_the_parameter(bigram: glassbox.Model, parent: Run) -> N
 
 
 @pytest.mark.model
-def test_the_command(smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(commands: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "runs.db")
     messages = [{"role": "user", "content": "Name a bird."}]
     with glassbox.open_store(path) as store:
-        run = smollm2.generate(messages=messages, policy=POLICY, seed=3, max_tokens=6, store=store)
+        run = commands.generate(messages=messages, policy=POLICY, seed=3, max_tokens=6, store=store)
     branch = ["branch", run.run_id, "--store", path]
     capsys.readouterr()
     assert invoke([*branch, "--at", "2", "--token", str(run.ids[2]), "--json"]) == 0

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_the_trace_says_what_went_in(model: glassbox.Model, tmp_path: Path) -> N
 
 
 def _rows(path: Path, run_id: str) -> list[bytes]:
-    with sqlite3.connect(path) as conn:
+    with closing(sqlite3.connect(path)) as conn, conn:
         row = conn.execute("SELECT * FROM run WHERE id = ?", (run_id,)).fetchone()
     return [str(value).encode() for value in row]
 

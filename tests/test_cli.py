@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -248,7 +249,7 @@ def test_bad_stores(cli: Cli, tmp_path: Path, kind: str) -> None:
     elif kind == "garbage":
         path.write_bytes(b"x" * 5000)
     elif kind == "not ours":
-        with sqlite3.connect(path) as other:
+        with closing(sqlite3.connect(path)) as other, other:
             other.execute("CREATE TABLE mine (a)")
         other.close()
     else:
@@ -761,7 +762,7 @@ def test_names_in_files_cannot_steer_the_terminal(cli: Cli, tmp_path: Path) -> N
     for command in (("show",), ("show", "--at", "0"), ("runs",), ("show", "--json"), ("runs", "--json")):
         out += cli(*command, "--store", store)[0]
     assert not STEERS.search(out + err) and out.count("s\\x1b]0;pwn") == 2
-    with sqlite3.connect(store) as db:
+    with closing(sqlite3.connect(store)) as db, db:
         db.execute("UPDATE run SET finish_reason = ?, model = ?, incomplete = ?", (EVIL, EVIL, EVIL))
     db.close()
     assert not STEERS.search(cli("runs", "--store", store)[0])

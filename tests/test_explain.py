@@ -316,11 +316,11 @@ def test_the_command(bigram: glassbox.Model, tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.model
 def test_the_command_shows_layers_in_80_columns(
-    smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    commands: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "runs.db")
     with glassbox.open_store(path) as store:
-        smollm2.generate("The capital of France is", policy=SAMPLED, seed=3, max_tokens=2, store=store)
+        commands.generate("The capital of France is", policy=SAMPLED, seed=3, max_tokens=2, store=store)
     assert invoke(["explain", "--at", "1", "--store", path]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

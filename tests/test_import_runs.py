@@ -18,7 +18,7 @@ from test_record import PROVENANCE, make_outcome, make_request, make_step, recor
 
 from glassbox.cli.main import run as cli
 from glassbox.errors import StoreError
-from glassbox.trace import alive, copy, rows
+from glassbox.trace import alive, copy, rows, sqlite
 from glassbox.trace import merge as merging
 from glassbox.trace.merge import merge
 from glassbox.trace.record import Recorder, Run
@@ -357,8 +357,9 @@ def test_long_lines_of_parents_take_no_time() -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, store: Path) -> None:
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path / "theirs.db", 2)
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)
     with closing(sqlite3.connect(store, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         before = dump(store)

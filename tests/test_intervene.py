@@ -202,7 +202,7 @@ def test_the_lab_has_no_inner_values() -> None:
 
 
 @pytest.mark.model
-def test_the_command(smollm2: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(commands: glassbox.Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "runs.db")
     np.save(tmp_path / "row.npy", np.ones(576, np.float32))
     trace = ["trace", PROMPT, "--raw", "--temperature", "0", "--max-tokens", "2", "--store", path]

@@ -21,6 +21,7 @@ import glassbox
 from glassbox.cli.main import run as cli
 from glassbox.errors import StoreError
 from glassbox.trace import purge as purge_module
+from glassbox.trace import sqlite
 from glassbox.trace.purge import purge
 from glassbox.trace.record import Recorder, Run
 from glassbox.trace.store import open_store
@@ -245,6 +246,7 @@ def test_a_purge_that_is_killed_leaves_a_sound_store(path: Path, after_ms: int) 
 def test_who_reads_holds_it_up_and_is_told_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = written(path)
     monkeypatch.setattr(purge_module, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(sqlite, "BUSY_S", 0.05)  # how long each try waits
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM run").fetchone()

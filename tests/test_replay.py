@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -328,7 +329,7 @@ def test_the_command_says_equal_or_where_not(cli: Cli, tmp_path: Path) -> None:
 
     import sqlite3
 
-    with sqlite3.connect(cli.store) as conn:
+    with closing(sqlite3.connect(cli.store)) as conn, conn:
         conn.execute("UPDATE position SET u = 0.5 WHERE step = 2")
     conn.close()
     _, err = cli.stored("replay", code=2)

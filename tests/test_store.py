@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from test_record import PROVENANCE, SECRET, make_outcome, make_prompt, make_request, make_step, record
+from threads_seen import trace_writers
 
 import glassbox
 from glassbox.errors import RunNotFound, StoreError
@@ -370,11 +371,6 @@ def test_of_a_foreign_machine_only_the_files_age_tells(path: Path) -> None:
 
 def test_eight_recorders_at_once(path: Path) -> None:
     runs: list[Run] = []
-    others = set(threading.enumerate())  # of stores that other tests left open
-
-    def writers() -> int:
-        return sum(t.name == "glassbox-trace-writer" for t in set(threading.enumerate()) - others)
-
     with open_store(path) as store:
         gate = threading.Barrier(8)
 
@@ -388,13 +384,13 @@ def test_eight_recorders_at_once(path: Path) -> None:
         threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
         for thread in threads:
             thread.start()
-        assert writers() == 1
+        assert len(trace_writers()) == 1
         for thread in threads:
             thread.join()
         assert len(runs) == len({run.run_id for run in runs}) == 8
         for run in runs:
             assert store.load(run.run_id) == run
-    assert writers() == 0
+    assert not trace_writers()
 
 
 def test_rows_are_committed_while_the_run_goes_on(path: Path) -> None:

@@ -26,7 +26,7 @@ def test_missing_columns_are_added(tmp_path: Path) -> None:
     old = re.sub(rf"^  ({'|'.join(ADDED)}) .*\n", "", schema, flags=re.MULTILINE)
     old = re.sub(r",(\s*--[^\n]*)?\n\) WITHOUT", r"\n) WITHOUT", old)
     assert all(f"  {name} " not in old for name in ADDED)
-    with sqlite3.connect(path) as conn:
+    with closing(sqlite3.connect(path)) as conn, conn:
         conn.executescript(old + f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};")
     conn.close()
     with pytest.raises(StoreError, match="made by an older Glassbox"):
@@ -54,7 +54,7 @@ def test_a_run_of_before_a_column_was_added_is_whole(tmp_path: Path) -> None:
     with glassbox.open_store(path, readonly=True) as store:
         assert store.load(run.run_id) == kept and store.verify(run.run_id) is None
         assert kept.speed is not None and kept.speed.gap_s is not None  # from the end of the run, as it was then
-    with sqlite3.connect(path) as conn:
+    with closing(sqlite3.connect(path)) as conn, conn:
         conn.execute("UPDATE position SET text_offset = 7 WHERE pos = 3")
     conn.close()
     with glassbox.open_store(path, readonly=True) as store:

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
             model.generate("ab", **{**how, "policy": Policy(allowed_ids=(5, 6), no_repeat_ngram_size=1)})
         killed = model.generate("abab", **how)
         runs = {r.id: store.load(r.id) for r in store.runs()}
-    with sqlite3.connect(folder / "runs.db") as conn:  # what a kill leaves: no ending
+    with closing(sqlite3.connect(folder / "runs.db")) as conn, conn:  # what a kill leaves: no ending
         nothing = ", ".join(f"{name} = NULL" for name in (*ENDED, "seal"))
         conn.execute(f"UPDATE run SET {nothing} WHERE id = ?", (killed.run_id,))
     conn.close()

@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -326,7 +327,7 @@ def test_a_replay_looks_at_the_cut_prompt(model: glassbox.Model) -> None:
 def test_runs_that_were_not_cut_are_written_as_before(model: glassbox.Model, tmp_path: Path) -> None:
     with glassbox.open_store(tmp_path / "runs.db") as store:
         model.generate("abc", max_tokens=2, seed=1, truncate=True, store=store)
-    with sqlite3.connect(tmp_path / "runs.db") as db:
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as db, db:
         (options,) = db.execute("SELECT options FROM run").fetchone()
     assert "cut" not in json.loads(options)
 

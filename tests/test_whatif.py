@@ -175,17 +175,16 @@ def test_no_value_of_a_parameter_changes_a_token_that_was_put_there(recorded: Ru
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8"])
-def test_keys_and_values_are_kept_as_the_run_kept_them(kind: str, tmp_path: Path) -> None:
+def test_keys_and_values_are_kept_as_the_run_kept_them(smollm2: glassbox.Model, kind: str, tmp_path: Path) -> None:
     """Else the recorded policy would seem to change what only the arithmetic changed."""
     path = str(tmp_path / "runs.db")
     with glassbox.open_store(path) as store:
         made = glassbox.load("smollm2-135m", kv=kind)
         run = made.generate(PROMPT, policy=Policy(0.9), seed=3, max_tokens=8, store=store)
-    exact = glassbox.load("smollm2-135m")
-    for use in (lambda: run.what_if(run.policy, opened=exact), lambda: run.branch(2, opened=exact, seed=1)):
+    for use in (lambda: run.what_if(run.policy, opened=smollm2), lambda: run.branch(2, opened=smollm2, seed=1)):
         with pytest.raises(PromptError, match=f"keys and values as {kind}, not f32"):
             use()
-    assert run.branch(opened=exact, text=PROMPT).provenance.kv == "f32"  # of another prompt nothing is shared
+    assert run.branch(opened=smollm2, text=PROMPT).provenance.kv == "f32"  # of another prompt nothing is shared
     assert all(row.proven for row in run.what_if(run.policy).rows)
     assert invoke(["whatif", run.run_id, "--store", path]) == 0
     assert invoke(["branch", run.run_id, "--at", "3", "--token", str(run.ids[3]), "--store", path]) == 0
@@ -231,12 +230,12 @@ def test_200_steps_take_less_than_three_seconds(smollm2: glassbox.Model) -> None
 
 @pytest.mark.model
 def test_the_command_lays_flags_over_the_recorded_policy(
-    smollm2: glassbox.Model, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+    commands: glassbox.Model, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "runs.db")
     with glassbox.open_store(path) as store:
         asked: dict[str, Any] = {"policy": Policy(temperature=0.9, top_p=0.95), "seed": 3, "max_tokens": 6}
-        run = smollm2.generate(PROMPT, store=store, **asked)
+        run = commands.generate(PROMPT, store=store, **asked)
     capsys.readouterr()
     assert invoke(["whatif", "last", "--temperature", "0.3", "--store", path, "--json", "--model", run.model]) == 0
     told = json.loads(capsys.readouterr().out)

