@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from glassbox.model.kernels.build import load
 from glassbox.policy.logits import Logits
-from glassbox.policy.ranking import Ranking
+from glassbox.policy.ranking import LEAST, Ranking
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
@@ -45,6 +46,7 @@ class Distribution:
     bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
     sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
+    is_head: bool = False  # the part is the first of the parent's ranking, in that order
     base: Distribution | None = None  # the one that cutting the tail began with; None: this one
     gone: I64 | None = None  # the positions in `parent` that are not here, where somebody knows
     notes: Mapping[str, float] = field(default_factory=dict)  # what the step that made this measured; `changed` logits
@@ -90,6 +92,18 @@ class Distribution:
         beta = min(self.beta / temperature, _MAX_BETA)
         rest, weighted_z = self.sums.get(beta) or _sums(self.logits, self.top, self.shift, beta)
         return Distribution(self.vocab, self.ids, self.row, self.top, self.shift, beta, rest, weighted_z, self.ranking)
+
+    def keep_first(self, count: int) -> Distribution:
+        """Only the best `count`, at least 1, in ranking order. Renormalised; itself if there are no more."""
+        if count >= self.size:
+            return self
+        positions = self.ranking.first(count)
+        row = Logits(self.row.at(positions))
+        rest, weighted_z = _sums(row.whole, 0, self.shift, self.beta)
+        return Distribution(
+            self.vocab, self.ids_at(positions), row, 0, self.shift, self.beta, rest, weighted_z,
+            Ranking(row, is_sorted=True), parent=self, is_head=True, base=self.base or self,
+        )  # fmt: skip
 
     def keep(self, positions: I64, *, is_sorted: bool = False) -> Distribution:
         """Only these positions: ascending ones, or (`is_sorted`) ones in ranking order. Renormalised."""
@@ -202,7 +216,7 @@ class Distribution:
     def total(self) -> float:
         return 1.0 + self.rest
 
-    @property
+    @cached_property
     def entropy(self) -> float:
         """Nats: -sum p log p = log(total) - sum(w z) / total. No 0 log 0 arises: w z is 0 where w is."""
         return max(0.0, math.log1p(self.rest) - self.weighted_z / self.total)
@@ -232,24 +246,42 @@ class Distribution:
         weights: F64 = np.exp(self.z_at(positions))
         return weights
 
+    def best_weights(self, n: int) -> F64:
+        """w of the first min(n, size) of the ranking, in that order. Not to be written to."""
+        return self._best_weights[:n] if n <= LEAST else self.weights_at(self.ranking.first(n))
+
+    @cached_property
+    def _best_weights(self) -> F64:
+        if self.parent is not None and self.is_head:
+            return self.parent._best_weights[: self.size]
+        return self.weights_at(self.ranking.first(LEAST))
+
     def positions(self, ids: I64) -> I64:
         """Where each of these ids [k] stands in the arrays; -1 if it is not alive."""
         if self.ids is None:
             return ids
         if not len(self.ids):
             return np.full(len(ids), -1)
-        if not self.ranking.is_sorted:  # then ids ascend
-            at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-            return np.where(self.ids[at] == ids, at, -1)
-        same = self.ids == ids[:, None]  # [k, n]
-        return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+        if self.ranking.is_sorted:
+            at = (self.ids == ids[:, None]).argmax(axis=1)  # of [k, n]
+        else:  # then ids ascend
+            at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
+        return np.where(self.ids[at] == ids, at, -1)
+
+    def position(self, token_id: int) -> int:
+        """The same of one id."""
+        if self.ids is None or not self.size:
+            return token_id if self.size else -1
+        at = int((self.ids == token_id).argmax() if self.ranking.is_sorted else self.ids.searchsorted(token_id))
+        return at if at < self.size and self.ids[at] == token_id else -1
+
+    def logit(self, position: int) -> float:
+        return float(self.row.at(np.array([position]))[0])
 
     def logprob(self, token_id: int) -> float:
         """log p from z, not from p: still exact where p itself underflows. -inf if not alive."""
-        at = token_id if self.ids is None else int(self.positions(np.array([token_id]))[0])
-        if at < 0:
-            return -math.inf
-        return (float(self.row.at(np.array([at]))[0]) - self.shift) * self.beta - math.log1p(self.rest)
+        at = self.position(token_id)
+        return (self.logit(at) - self.shift) * self.beta - math.log1p(self.rest) if at >= 0 else -math.inf
 
     def probs(self, ids: I64) -> F64:
         """p of each of these ids [k]; 0 if it is not alive."""
