@@ -571,3 +571,12 @@ def test_a_row_is_copied_unless_its_sums_are_given() -> None:
     (sums,) = sum_rows(Team(load(), 1), logits[None], [(1.0,)])
     assert not np.shares_memory(Policy().shape(logits).logits, logits)
     assert np.shares_memory(Policy().shape(logits, sums=sums).logits, logits)
+
+
+def test_one_logit_is_that_of_the_array() -> None:
+    given = np.arange(9, dtype=np.float32)
+    once = Logits(given).rewritten(np.array([2, 5]), np.array([20, 50], np.float32))
+    twice = once.rewritten(np.array([5, 8]), np.array([-5, -8], np.float32))
+    for row in (Logits(given), once, twice):
+        single = [row.one(i) for i in range(9)]
+        assert single == row.at(np.arange(9)).tolist() == row.whole.tolist() == [row.one(i) for i in range(9)]

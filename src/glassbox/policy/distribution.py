@@ -134,15 +134,16 @@ class Distribution:
 
     def rewritten(self, positions: I64, scaled: F32 | F64) -> Distribution:
         """With these in place of what `scaled_at` gives there; weighed anew, at T = 1 from here on."""
-        changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
+        old = self.scaled_at(positions)
+        changed = int(np.count_nonzero(old != scaled))
         if not changed:
             return replace(self, notes={"changed": 0}, base=None)
         if self.beta == 1.0 and not self.ranking.is_sorted and np.isfinite(scaled).all():
             row = self.row.rewritten(positions, scaled)
             ranking = self.ranking.rewritten(row, positions)
             top = int(ranking.first(1)[0]) if ranking.known else int(row.whole.argmax())
-            shift = float(row.at(np.array([top]))[0])
-            sums = self._updated(positions, scaled, top, shift)
+            shift = row.one(top)
+            sums = self._updated(positions, old, scaled, top, shift)
             if sums is not None:
                 return Distribution(
                     self.vocab, self.ids, row, top, shift, 1.0, *sums[1.0], ranking, sums=sums,
@@ -173,7 +174,9 @@ class Distribution:
         logits = self.logits[stay]
         at = int(logits.argmax()) if len(logits) else 0
         kept = np.flatnonzero(stay)
-        sums = self._updated(gone, _NOTHING, int(kept[at]), float(logits[at])) if len(logits) else None
+        if not len(logits):
+            return self.narrowed(kept)
+        sums = self._updated(gone, self.row.at(gone), _NOTHING, int(kept[at]), float(logits[at]))
         if sums is None:
             return self.narrowed(kept)
         row = Logits(logits)
@@ -182,11 +185,14 @@ class Distribution:
             self.ranking.without(row, gone), sums=sums, parent=self, gone=gone,
         )  # fmt: skip
 
-    def _updated(self, positions: I64, scaled: F32 | F64, top: int, shift: float) -> Sums | None:
-        """The sums there are with these logits at these positions (none: with nothing there), and the best then at
-        `top`, with the logit `shift`. None where a difference would lose digits: little of the other weight is left."""
+    def _updated(
+        self, positions: I64, old: F32 | F64, scaled: F32 | F64, top: int, shift: float
+    ) -> Sums | None:  # fmt: skip
+        """The sums there are with `scaled` in place of the `old` logits at these positions (none: with nothing there),
+        and the best then at `top`, with the logit `shift`. None where a difference would lose digits: little of the
+        other weight is left."""
         stays, was, rise = top == self.top, positions == self.top, shift - self.shift
-        old = self.row.at(positions[~was])  # the best is in neither sum
+        old = old[~was]  # the best is in neither sum
         new: F32 | F64 = scaled[positions != top] if len(scaled) else scaled
         if not stays and not np.any(positions == top):
             old = np.concatenate([old, self.row.at(np.array([top]))])
@@ -275,13 +281,10 @@ class Distribution:
         at = int((self.ids == token_id).argmax() if self.ranking.is_sorted else self.ids.searchsorted(token_id))
         return at if at < self.size and self.ids[at] == token_id else -1
 
-    def logit(self, position: int) -> float:
-        return float(self.row.at(np.array([position]))[0])
-
     def logprob(self, token_id: int) -> float:
         """log p from z, not from p: still exact where p itself underflows. -inf if not alive."""
         at = self.position(token_id)
-        return (self.logit(at) - self.shift) * self.beta - math.log1p(self.rest) if at >= 0 else -math.inf
+        return (self.row.one(at) - self.shift) * self.beta - math.log1p(self.rest) if at >= 0 else -math.inf
 
     def probs(self, ids: I64) -> F64:
         """p of each of these ids [k]; 0 if it is not alive."""

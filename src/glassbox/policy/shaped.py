@@ -75,7 +75,7 @@ class Shaped:
         if self.greedy:
             d = self.stages[[r.name for r in self.ledger].index(Greedy.name) - 1]
         at = d.position(self._checked(token_id))
-        return d.ranking.count(d.logit(at)) - 1 if at >= 0 else 0
+        return d.ranking.count(d.row.one(at)) - 1 if at >= 0 else 0
 
     def removed(self, at: int) -> I64:
         """Every id that row `at` of the ledger removed, ascending; the row itself lists the likeliest."""
