@@ -570,3 +570,35 @@ def test_sums_brought_up_to_date_are_those_made_anew(seed: int) -> None:
         assert d.ranking.first(70).tolist() == np.argsort(-d.logits, kind="stable")[:70].tolist()
     (sums,) = sum_rows(Team(load(), 1), logits[None], [policy.betas])
     assert policy.shape(logits, seen[:150], seen[150:], sums).ledger == s.ledger
+
+
+@pytest.mark.parametrize("alike", [1, 63, 64, 65, 500])
+def test_rank_ties_and_bounds_are_right_where_the_best_few_do_not_show_them(alike: int) -> None:
+    logits = np.random.default_rng(alike).integers(-40, 3, 2000).astype(np.float32)
+    logits[5 : 5 + alike] = 4
+    s = Policy(min_p=0.01, top_p=0.999).shape(logits)
+    order = np.argsort(-logits, kind="stable").tolist()
+    for token in (5, 4 + alike, order[63], order[64], order[-1]):
+        alive = int(np.count_nonzero(logits == logits[token]))
+        assert s.raw_rank(token) == order.index(token)
+        assert s.ties(token) == (alive - 1 if s.final.logprob(token) > -math.inf else 0)
+    cut = Policy(min_p=0.01).shape(logits)
+    kept = [i for i, x in enumerate(logits.tolist()) if x - 4 >= math.log(0.01) * (1 + 2**-24)]
+    assert sorted(cut.final.ids_at(np.arange(cut.final.size)).tolist()) == kept
+    assert list(cut.ledger[-1].removed_ids) == [i for i in order if i not in kept][:16]
+
+
+def test_a_row_is_copied_unless_its_sums_are_given() -> None:
+    logits = np.arange(50, dtype=np.float32)
+    (sums,) = sum_rows(Team(load(), 1), logits[None], [(1.0,)])
+    assert not np.shares_memory(Policy().shape(logits).logits, logits)
+    assert np.shares_memory(Policy().shape(logits, sums=sums).logits, logits)
+
+
+def test_one_logit_is_that_of_the_array() -> None:
+    given = np.arange(9, dtype=np.float32)
+    once = Logits(given).rewritten(np.array([2, 5]), np.array([20, 50], np.float32))
+    twice = once.rewritten(np.array([5, 8]), np.array([-5, -8], np.float32))
+    for row in (Logits(given), once, twice):
+        single = [row.one(i) for i in range(9)]
+        assert single == row.at(np.arange(9)).tolist() == row.whole.tolist() == [row.one(i) for i in range(9)]

@@ -74,8 +74,8 @@ def choose(shaped: Shaped, *, seed: int, sequence: int = 0, position: int, force
 def _walk(d: Distribution, u: float) -> tuple[int, float, float]:
     """(id, cdf_lo, cdf_hi) of the interval u falls in. Looks only as far down the ranking as u makes it."""
     for order in d.ranking.growing():
-        cdf = _cdf(d, order)
-        at = int(np.searchsorted(cdf, u, side="right"))
+        cdf = _cdf(d, len(order))
+        at = int(cdf.searchsorted(u, side="right"))
         if at < len(order):
             chosen = int(d.ids_at(order[at : at + 1])[0])
             return chosen, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
@@ -87,17 +87,17 @@ def _interval(d: Distribution, token_id: int) -> tuple[int, float, float]:
     if d.logprob(token_id) == -math.inf:
         return token_id, 1.0, 1.0
     order = d.ranking.first(d.size)
-    cdf, at = _cdf(d, order), int(np.flatnonzero(d.ids_at(order) == token_id)[0])
+    cdf, at = _cdf(d, len(order)), int(np.flatnonzero(d.ids_at(order) == token_id)[0])
     return token_id, float(cdf[at - 1]) if at else 0.0, float(cdf[at])
 
 
-def _cdf(d: Distribution, order: I64) -> F64:
-    """The upper ends of the first intervals, [len(order)]."""
-    weights = d.weights_at(order)
-    cdf: F64 = np.minimum(np.cumsum(weights) / d.total, 1.0)
-    if len(order) == d.size:
+def _cdf(d: Distribution, n: int) -> F64:
+    """The upper ends of the first n intervals, [n]."""
+    weights = d.best_weights(n)
+    cdf: F64 = np.minimum(weights.cumsum() / d.total, 1.0)
+    if n == d.size:
         # Rounding may leave the sum a hair below 1. The last id that has any weight takes what is left.
-        cdf[np.flatnonzero(weights)[-1] :] = 1.0
+        cdf[n - 1 if weights[-1] else weights.nonzero()[0][-1] :] = 1.0
     return cdf
 
 
@@ -108,7 +108,7 @@ def choose_at(shaped: Shaped, draws: F64) -> I64:
     if shaped.greedy:
         return np.full(len(draws), d.best)
     for order in d.ranking.growing():
-        cdf = _cdf(d, order)
+        cdf = _cdf(d, len(order))
         at = np.searchsorted(cdf, draws, side="right")
         if not len(at) or at.max() < len(order):
             return d.ids_at(order[at])

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from glassbox.model.kernels.build import load
 from glassbox.policy.logits import Logits
-from glassbox.policy.ranking import Ranking
+from glassbox.policy.ranking import LEAST, Ranking
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
@@ -45,6 +46,7 @@ class Distribution:
     bad: int | None = None  # the first id whose logit is NaN or +inf; then there is no distribution
     sums: Sums = field(default_factory=dict)  # of these logits, as far as they are known already
     parent: Distribution | None = None  # the one this is a part of, with the same weights
+    is_head: bool = False  # the part is the first of the parent's ranking, in that order
     base: Distribution | None = None  # the one that cutting the tail began with; None: this one
     gone: I64 | None = None  # the positions in `parent` that are not here, where somebody knows
     notes: Mapping[str, float] = field(default_factory=dict)  # what the step that made this measured; `changed` logits
@@ -91,6 +93,18 @@ class Distribution:
         rest, weighted_z = self.sums.get(beta) or _sums(self.logits, self.top, self.shift, beta)
         return Distribution(self.vocab, self.ids, self.row, self.top, self.shift, beta, rest, weighted_z, self.ranking)
 
+    def keep_first(self, count: int) -> Distribution:
+        """Only the best `count`, at least 1, in ranking order. Renormalised; itself if there are no more."""
+        if count >= self.size:
+            return self
+        positions = self.ranking.first(count)
+        row = Logits(self.row.at(positions))
+        rest, weighted_z = _sums(row.whole, 0, self.shift, self.beta)
+        return Distribution(
+            self.vocab, self.ids_at(positions), row, 0, self.shift, self.beta, rest, weighted_z,
+            Ranking(row, is_sorted=True), parent=self, is_head=True, base=self.base or self,
+        )  # fmt: skip
+
     def keep(self, positions: I64, *, is_sorted: bool = False) -> Distribution:
         """Only these positions: ascending ones, or (`is_sorted`) ones in ranking order. Renormalised."""
         logits, ids = self.row.at(positions), self.ids_at(positions)
@@ -120,15 +134,16 @@ class Distribution:
 
     def rewritten(self, positions: I64, scaled: F32 | F64) -> Distribution:
         """With these in place of what `scaled_at` gives there; weighed anew, at T = 1 from here on."""
-        changed = int(np.count_nonzero(self.scaled_at(positions) != scaled))
+        old = self.scaled_at(positions)
+        changed = int(np.count_nonzero(old != scaled))
         if not changed:
             return replace(self, notes={"changed": 0}, base=None)
         if self.beta == 1.0 and not self.ranking.is_sorted and np.isfinite(scaled).all():
             row = self.row.rewritten(positions, scaled)
             ranking = self.ranking.rewritten(row, positions)
             top = int(ranking.first(1)[0]) if ranking.known else int(row.whole.argmax())
-            shift = float(row.at(np.array([top]))[0])
-            sums = self._updated(positions, scaled, top, shift)
+            shift = row.one(top)
+            sums = self._updated(positions, old, scaled, top, shift)
             if sums is not None:
                 return Distribution(
                     self.vocab, self.ids, row, top, shift, 1.0, *sums[1.0], ranking, sums=sums,
@@ -159,7 +174,9 @@ class Distribution:
         logits = self.logits[stay]
         at = int(logits.argmax()) if len(logits) else 0
         kept = np.flatnonzero(stay)
-        sums = self._updated(gone, _NOTHING, int(kept[at]), float(logits[at])) if len(logits) else None
+        if not len(logits):
+            return self.narrowed(kept)
+        sums = self._updated(gone, self.row.at(gone), _NOTHING, int(kept[at]), float(logits[at]))
         if sums is None:
             return self.narrowed(kept)
         row = Logits(logits)
@@ -168,11 +185,14 @@ class Distribution:
             self.ranking.without(row, gone), sums=sums, parent=self, gone=gone,
         )  # fmt: skip
 
-    def _updated(self, positions: I64, scaled: F32 | F64, top: int, shift: float) -> Sums | None:
-        """The sums there are with these logits at these positions (none: with nothing there), and the best then at
-        `top`, with the logit `shift`. None where a difference would lose digits: little of the other weight is left."""
+    def _updated(
+        self, positions: I64, old: F32 | F64, scaled: F32 | F64, top: int, shift: float
+    ) -> Sums | None:  # fmt: skip
+        """The sums there are with `scaled` in place of the `old` logits at these positions (none: with nothing there),
+        and the best then at `top`, with the logit `shift`. None where a difference would lose digits: little of the
+        other weight is left."""
         stays, was, rise = top == self.top, positions == self.top, shift - self.shift
-        old = self.row.at(positions[~was])  # the best is in neither sum
+        old = old[~was]  # the best is in neither sum
         new: F32 | F64 = scaled[positions != top] if len(scaled) else scaled
         if not stays and not np.any(positions == top):
             old = np.concatenate([old, self.row.at(np.array([top]))])
@@ -202,7 +222,7 @@ class Distribution:
     def total(self) -> float:
         return 1.0 + self.rest
 
-    @property
+    @cached_property
     def entropy(self) -> float:
         """Nats: -sum p log p = log(total) - sum(w z) / total. No 0 log 0 arises: w z is 0 where w is."""
         return max(0.0, math.log1p(self.rest) - self.weighted_z / self.total)
@@ -232,24 +252,39 @@ class Distribution:
         weights: F64 = np.exp(self.z_at(positions))
         return weights
 
+    def best_weights(self, n: int) -> F64:
+        """w of the first min(n, size) of the ranking, in that order. Not to be written to."""
+        return self._best_weights[:n] if n <= LEAST else self.weights_at(self.ranking.first(n))
+
+    @cached_property
+    def _best_weights(self) -> F64:
+        if self.parent is not None and self.is_head:
+            return self.parent._best_weights[: self.size]
+        return self.weights_at(self.ranking.first(LEAST))
+
     def positions(self, ids: I64) -> I64:
         """Where each of these ids [k] stands in the arrays; -1 if it is not alive."""
         if self.ids is None:
             return ids
         if not len(self.ids):
             return np.full(len(ids), -1)
-        if not self.ranking.is_sorted:  # then ids ascend
-            at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-            return np.where(self.ids[at] == ids, at, -1)
-        same = self.ids == ids[:, None]  # [k, n]
-        return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+        if self.ranking.is_sorted:
+            at = (self.ids == ids[:, None]).argmax(axis=1)  # of [k, n]
+        else:  # then ids ascend
+            at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
+        return np.where(self.ids[at] == ids, at, -1)
+
+    def position(self, token_id: int) -> int:
+        """The same of one id."""
+        if self.ids is None or not self.size:
+            return token_id if self.size else -1
+        at = int((self.ids == token_id).argmax() if self.ranking.is_sorted else self.ids.searchsorted(token_id))
+        return at if at < self.size and self.ids[at] == token_id else -1
 
     def logprob(self, token_id: int) -> float:
         """log p from z, not from p: still exact where p itself underflows. -inf if not alive."""
-        at = token_id if self.ids is None else int(self.positions(np.array([token_id]))[0])
-        if at < 0:
-            return -math.inf
-        return (float(self.row.at(np.array([at]))[0]) - self.shift) * self.beta - math.log1p(self.rest)
+        at = self.position(token_id)
+        return (self.row.one(at) - self.shift) * self.beta - math.log1p(self.rest) if at >= 0 else -math.inf
 
     def probs(self, ids: I64) -> F64:
         """p of each of these ids [k]; 0 if it is not alive."""

@@ -138,13 +138,14 @@ def all_removed(before: Distribution | None, after: Distribution) -> I64:
 
 
 def _top(d: Distribution) -> tuple[tuple[int, float], ...]:
-    best = d.ranking.first(TOP)
-    probs = d.weights_at(best) / d.total
-    return tuple(zip(d.ids_at(best).tolist(), probs.tolist(), strict=True))
+    ids, probs = d.ids_at(d.ranking.first(TOP)), d.best_weights(TOP) / d.total
+    return tuple(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
 def _removed_ids(before: Distribution, after: Distribution) -> tuple[int, ...]:
     kept = after.size
+    if after.parent is before and after.is_head:
+        return tuple(before.ids_at(before.ranking.first(kept + REMOVED)[kept:]).tolist())
     if after.ids is not None and kept + REMOVED <= max(_PREFIX, before.ranking.known):
         # Most steps keep a prefix of the ranking: then what follows it is what went.
         ids = before.ids_at(before.ranking.first(kept + REMOVED))

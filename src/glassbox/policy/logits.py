@@ -43,6 +43,14 @@ class Logits:
         place = np.minimum(self._changed.searchsorted(positions), len(self._changed) - 1)
         return np.where(self._changed[place] == positions, self._values[place], found)
 
+    def one(self, position: int) -> float:
+        """The one at this position."""
+        if self._whole is not None or self._changed is None:
+            return float(self.whole[position])
+        place = int(self._changed.searchsorted(position))
+        changed = place < len(self._changed) and self._changed[place] == position
+        return float(self._values[place] if changed else self._given[position])
+
     def rewritten(self, positions: I64, values: F32 | F64) -> Logits:
         """With these values at these positions, which ascend."""
         made = Logits(self._given)

@@ -47,6 +47,6 @@ class Mirostat:
         least = math.log1p(before.rest) - (mu + CUT_TOLERANCE) * BIT
         # Where even the best surprises too much it stays alone: what ties with it goes, as in llama.cpp.
         alone = least > 0
-        kept = before.keep(before.ranking.first(1), is_sorted=True) if alone else at_least(before, least, 1)
+        kept = before.keep_first(1) if alone else at_least(before, least, 1)
         last = {"surprise": -drawn[-1] / BIT} if drawn else {}  # of the token before
         return kept.noted(mu=mu, **last)

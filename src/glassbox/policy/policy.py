@@ -204,7 +204,8 @@ class Policy:
     ) -> Shaped:  # fmt: skip
         """Run the steps over one row of logits, float32 [V].
 
-        sums: of these logits, where somebody has them already. seed, sequence: for the steps that draw (xtc).
+        sums: of these logits, where somebody has them already; the logits must then stay as they are.
+        seed, sequence: for the steps that draw (xtc).
         guide: of the grammar, if there is one (guide.compiled). logprobs: of each output id as it was drawn (mirostat).
         views: for the steps that need more passes (`needs`).
         """

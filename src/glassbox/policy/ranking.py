@@ -19,9 +19,11 @@ from glassbox.policy.logits import Logits
 from glassbox.types import F32, F64, I64
 
 _SAMPLE = 1024  # evenly spaced logits that suggest a threshold
-_LEAST = 64  # the least that is ranked: the ledger asks for 5, then 8, then 16 more
+LEAST = 64  # the least that is ranked: the ledger asks for 5, then 8, then 16 more
 _GROWTH = 8
 _ROOM = 8192  # positions that are collected in one pass; where there are more, the row is nearly flat
+_PLACES = np.arange(4096)  # the positions of a row that stands in order; not to be written to
+_PLACES.flags.writeable = False
 
 
 class Ranking:
@@ -38,15 +40,27 @@ class Ranking:
         """The first min(n, len) positions."""
         n = min(n, len(self._logits))
         if self.is_sorted:
-            return np.arange(n)
+            return _PLACES[:n] if n <= len(_PLACES) else np.arange(n)
         if n > len(self._known):
-            self._known = _rank(self._logits.whole, max(n, _LEAST))
+            self._known = _rank(self._logits.whole, max(n, LEAST))
         return self._known[:n]
 
     @property
     def known(self) -> int:
         """How many positions `first` gives for nothing."""
         return len(self._logits) if self.is_sorted else len(self._known)
+
+    def rank(self, position: int) -> int:
+        """Of one position: 0 is the best. Looks at the whole row only where it is none of the best."""
+        places = (self.first(LEAST) == position).nonzero()[0]
+        return int(places[0]) if len(places) else rank_of(self._logits.whole, position)
+
+    def count(self, logit: float) -> int:
+        """How many have this logit. Looks at the whole row only where some of those may be none of the best."""
+        best = self._logits.at(self.first(LEAST))
+        if len(best) == len(self._logits) or best[-1] < logit:
+            return int(np.count_nonzero(best == logit))
+        return compared(self._logits.whole, logit)[1]
 
     def rewritten(self, logits: Logits, positions: I64) -> Ranking:
         """The order of `logits`, which differ from these at `positions` (ascending) only; knows what that leaves known.
@@ -71,20 +85,20 @@ class Ranking:
     def growing(self) -> Iterator[I64]:
         """Ever longer prefixes of the order; the last is the whole of it."""
         size = len(self._logits)
-        n = size if self.is_sorted else _LEAST
+        n = size if self.is_sorted else LEAST
         while n < size:
             yield self.first(n)
             n *= _GROWTH
         yield self.first(size)
 
 
-def rank_of(logits: F32, token_id: int) -> int:
+def rank_of(logits: F32 | F64, token_id: int) -> int:
     """Of one id among a row of logits [V]: 0 is the best; of equal logits the lower id comes first."""
     above, _ = compared(logits, logits[token_id])
     return above + int(np.count_nonzero(logits[:token_id] == logits[token_id]))
 
 
-def compared(logits: F32 | F64, logit: np.float32 | np.float64) -> tuple[int, int]:
+def compared(logits: F32 | F64, logit: np.float32 | np.float64 | float) -> tuple[int, int]:
     """How many of these [n] are above this one, and how many are its equal."""
     if logits.dtype != np.float32:
         return int(np.count_nonzero(logits > logit)), int(np.count_nonzero(logits == logit))

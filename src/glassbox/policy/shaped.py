@@ -17,7 +17,7 @@ import numpy.typing as npt
 from glassbox.errors import EmptySupport, NonFiniteLogits, ParameterError
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.ledger import Candidate, LedgerRow, all_removed, emptied, first_row, row
-from glassbox.policy.ranking import compared, rank_of
+from glassbox.policy.ranking import rank_of
 from glassbox.policy.step import Past, Step, whole
 from glassbox.policy.temperature import Greedy
 from glassbox.types import F32, F64, I64, Sums
@@ -37,7 +37,7 @@ class Shaped:
     drawn from. They hold all the logits, so of old tokens keep the ledger and candidates rather than this.
     """
 
-    logits: F32  # [V], a copy
+    logits: F32  # [V]
     stages: tuple[Distribution, ...]
     ledger: tuple[LedgerRow, ...]
     greedy: bool  # nothing is left to draw
@@ -66,15 +66,16 @@ class Shaped:
 
     def raw_rank(self, token_id: int) -> int:
         """0 is the best; of equal logits the lower id comes first."""
-        return rank_of(self.logits, self._checked(token_id))
+        at = self.raw.position(self._checked(token_id))
+        return self.raw.ranking.rank(at) if at >= 0 else rank_of(self.logits, token_id)
 
     def ties(self, token_id: int) -> int:
         """How many other ids have this one's final probability. If greedy: had, when greedy chose it."""
         d = self.final
         if self.greedy:
             d = self.stages[[r.name for r in self.ledger].index(Greedy.name) - 1]
-        at = d.positions(np.array([self._checked(token_id)]))[0]
-        return compared(d.logits, d.logits[at])[1] - 1 if at >= 0 else 0
+        at = d.position(self._checked(token_id))
+        return d.ranking.count(d.row.one(at)) - 1 if at >= 0 else 0
 
     def removed(self, at: int) -> I64:
         """Every id that row `at` of the ledger removed, ascending; the row itself lists the likeliest."""
@@ -85,15 +86,15 @@ class Shaped:
     def candidates(self, n: int = 8, include: Iterable[int] = ()) -> tuple[Candidate, ...]:
         """The n likeliest before the policy (ties by lower id), then what of `include` is not among them."""
         best = self.raw.ids_at(self.raw.ranking.first(whole("n", n, 0, None, "0 or more"))).tolist()
-        ids = np.array(list(dict.fromkeys([*best, *map(self._checked, include)])), dtype=np.int64)  # [k]
+        listed = list(dict.fromkeys([*best, *map(self._checked, include)]))
+        ids = np.array(listed)  # [k]
         removed_by: list[str | None] = [None] * len(ids)
         for r, d in zip(reversed(self.ledger), reversed(self.stages), strict=True):
             if r.removed_count:
-                for i in np.flatnonzero(d.positions(ids) < 0).tolist():
+                for i in (d.positions(ids) < 0).nonzero()[0].tolist():
                     removed_by[i] = r.name  # an earlier row, which comes later here, knows better
-        columns = (ids, self.logits[ids], self.raw.probs(ids), self.final.probs(ids))
-        rows = zip(*(c.tolist() for c in columns), removed_by, strict=True)
-        return tuple(Candidate(*values) for values in rows)
+        columns = (self.logits[ids], self.raw.probs(ids), self.final.probs(ids))
+        return tuple(map(Candidate, listed, *(c.tolist() for c in columns), removed_by))
 
     def _checked(self, token_id: int) -> int:
         return whole("id", token_id, 0, len(self.logits) - 1, f"from 0 to {len(self.logits) - 1}")
@@ -113,8 +114,9 @@ def shape(
 ) -> Shaped:
     """Run any steps, in the order given. `Policy.shape` is this with the policy's own.
 
-    betas: the inverse temperatures that sums are made for if none are given."""
-    given, past = _one_row(logits), past or Past()
+    betas: the inverse temperatures that sums are made for if none are given. Whoever gives some leaves the logits as
+    they are from then on: they are not copied."""
+    given, past = _one_row(logits, copy=sums is None), past or Past()
     raw = Distribution.weigh(given, vocab=len(given), sums=sums, betas=betas)
     if not raw.size or raw.bad is not None:
         _refuse(raw, RAW, (), past)
@@ -130,10 +132,10 @@ def shape(
     return Shaped(given, tuple(stages), tuple(ledger), greedy)
 
 
-def _one_row(logits: npt.ArrayLike) -> F32:
-    """A copy, so that a buffer the model reuses cannot change a distribution already made."""
+def _one_row(logits: npt.ArrayLike, *, copy: bool) -> F32:
+    """copy: so that a buffer that is written to again cannot change a distribution already made."""
     with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is then refused by name
-        given: F32 = np.array(logits, dtype=np.float32)
+        given: F32 = np.array(logits, dtype=np.float32) if copy else np.asarray(logits, dtype=np.float32)
     if given.ndim != 1 or not len(given):
         raise ParameterError("logits", f"of shape {given.shape}", "one row of float32 numbers, one for each id")
     return given

@@ -131,7 +131,7 @@ def listed(name: str, value: object, allowed: str) -> list[Any]:
 
 def whole(name: str, value: object, low: int, high: int | None, allowed: str) -> int:
     """A whole number from `low` to `high`; neither True nor 1.0 is one."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if type(value) is not int and (isinstance(value, bool) or not isinstance(value, numbers.Integral)):
         raise ParameterError(name, value, allowed)
     number = int(value)
     if number < low or (high is not None and number > high):

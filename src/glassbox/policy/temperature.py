@@ -49,7 +49,7 @@ class Greedy:
         return {"temperature": 0.0}
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
-        return before.keep(before.ranking.first(1), is_sorted=True)
+        return before.keep_first(1)
 
 
 @dataclass(frozen=True)
@@ -79,5 +79,5 @@ class DynamicTemperature:
         flatness = min(1.0, before.entropy / math.log(before.size))
         found = low + (high - low) * flatness**self.exponent
         if found == 0.0:
-            return before.keep(before.ranking.first(1), is_sorted=True).noted(found=found)
+            return before.keep_first(1).noted(found=found)
         return before.tempered(found).noted(found=found)

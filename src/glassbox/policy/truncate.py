@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from glassbox.policy.distribution import Distribution
-from glassbox.policy.ranking import at_or_above
+from glassbox.policy.ranking import LEAST, at_or_above
 from glassbox.policy.step import Past
 
 TOP_P_TOLERANCE = 1e-9
@@ -47,10 +47,9 @@ class TopK:
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         if self.top_k >= before.size:
             return before
-        best = before.ranking.first(self.top_k)
         if not self.ties:
-            return before.keep(best, is_sorted=True)
-        stay = at_or_above(before.logits, before.logits[best[-1]])
+            return before.keep_first(self.top_k)
+        stay = at_or_above(before.logits, before.logits[before.ranking.first(self.top_k)[-1]])
         return before if len(stay) == before.size else before.keep(stay, is_sorted=before.ranking.is_sorted)
 
 
@@ -76,10 +75,10 @@ class TopP:
         measured = before.base or before if self.joint else before
         needed = (self.top_p - TOP_P_TOLERANCE) * measured.total
         for order in before.ranking.growing():
-            mass = np.cumsum(before.weights_at(order))  # [len(order)], float64, from the best down
-            count = max(self.min_keep, int(np.searchsorted(mass, needed, side="left")) + 1)
-            if count < before.size and count <= len(order):
-                return before.keep(order[:count], is_sorted=True)
+            mass = before.best_weights(len(order)).cumsum()  # [len(order)], float64, from the best down
+            count = max(self.min_keep, int(mass.searchsorted(needed)) + 1)
+            if count <= len(order):
+                return before.keep_first(count)
         return before
 
 
@@ -107,12 +106,15 @@ def at_least(before: Distribution, least: float, min_keep: int) -> Distribution:
     """Those with z_i >= least (0 at most: the best has 0 and stays), and not fewer than min_keep of the best."""
     # As a bound on the logit itself: one comparison a token, and equal logits never part.
     bound = before.shift + min(0.0, least) / before.beta
+    best = before.row.at(before.ranking.first(LEAST)).astype(np.float64)
+    if len(best) == before.size or best[-1] < bound:
+        return before.keep_first(max(min_keep, int(np.count_nonzero(best >= bound))))
     kept = at_or_above(before.logits, _round_up(bound, before.logits.dtype))
-    if len(kept) < min(min_keep, before.size):
-        return before.keep(before.ranking.first(min_keep), is_sorted=True)
     if len(kept) == before.size:
         return before
-    return before.keep(kept, is_sorted=before.ranking.is_sorted)
+    if len(kept) < min_keep or before.ranking.is_sorted:
+        return before.keep_first(max(min_keep, len(kept)))
+    return before.keep(kept)
 
 
 def _round_up(bound: float, dtype: np.dtype[np.float32] | np.dtype[np.float64]) -> np.float32 | np.float64:

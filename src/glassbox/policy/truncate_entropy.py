@@ -140,15 +140,15 @@ class TopH:
 
     def __call__(self, before: Distribution, past: Past) -> Distribution:
         limited = 0 < self.limit < before.size
-        of = before.keep(before.ranking.first(self.limit), is_sorted=True) if limited else before
+        of = before.keep_first(self.limit) if limited else before
         most = self.top_h * of.entropy + CUT_TOLERANCE
         log_total = math.log1p(of.rest)
         for order in of.ranking.growing():
             logp = of.z_at(order) - log_total
             count = max(1, int(np.searchsorted(np.cumsum(-np.exp(logp) * logp), most, side="right")))
             if count < len(order):
-                return before.keep(before.ranking.first(count), is_sorted=True)
-        return before.keep(before.ranking.first(of.size), is_sorted=True) if limited else before
+                return before.keep_first(count)
+        return before.keep_first(of.size) if limited else before
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Xtc:
         """How many have p >= threshold (strict: more than that)."""
         least = self.threshold * (1.0 + (CUT_TOLERANCE if self.strict else -CUT_TOLERANCE)) * before.total
         for order in before.ranking.growing():
-            count = int(np.count_nonzero(before.weights_at(order) >= least))
+            count = int(np.count_nonzero(before.best_weights(len(order)) >= least))
             if count < len(order):
                 return count
         return before.size
