@@ -13,6 +13,7 @@ from glassbox.model.sums import sum_rows
 from glassbox.model.threads import Team
 from glassbox.policy.policy import Policy
 from glassbox.policy.ranking import at_or_above, compared
+from glassbox.policy.softmax import exp
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 64, 1000, 49152)
 
@@ -33,6 +34,21 @@ def test_sums_are_those_of_float64(n: int, beta: float) -> None:
     rest, weighted = weigh(x, top, beta)
     assert rest == pytest.approx(np.delete(w, top).sum(), rel=1e-13, abs=1e-300)
     assert weighted == pytest.approx((w * z).sum(), rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_powers_of_e_are_those_of_the_sums(n: int) -> None:
+    z = -np.abs(np.random.default_rng(n).standard_normal(n)) * 40
+    z[0] = -np.inf
+    found, most = exp(z), np.finfo(np.float64).eps
+    assert found.shape == (n,) and found[0] == 0.0
+    assert (np.abs(found - np.exp(z)) <= 2 * most * np.exp(z)).all()
+    lanes = [exp(z[[i] * 4])[3] for i in range(min(n, 9))]  # alone, in four lanes or in another place: the same bits
+    assert lanes == [exp(z[i : i + 1])[0] for i in range(min(n, 9))] == found[:9].tolist()
+    assert exp(np.array([[0.0, -708.5], [-708.0, -1.0]])).tolist() == [
+        [1.0, 0.0],
+        [pytest.approx(np.exp(-708.0), rel=1e-15), pytest.approx(np.exp(-1.0), rel=1e-15)],
+    ]
 
 
 def test_what_is_left_beside_a_certain_token_keeps_its_digits() -> None:

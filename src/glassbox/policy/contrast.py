@@ -17,7 +17,7 @@ import numpy as np
 
 from glassbox.errors import NonFiniteLogits, ParameterError
 from glassbox.policy.distribution import Distribution
-from glassbox.policy.softmax import log_softmax
+from glassbox.policy.softmax import exp, log_softmax
 from glassbox.policy.step import Past, Views, like
 from glassbox.types import F32, F64, I64
 
@@ -134,7 +134,7 @@ def _apart(p: F64, q: F64) -> float:
     """1/2 KL(m || p) + 1/2 KL(m || q) of logarithms, in nats: what the authors' code takes for Jensen and Shannon's."""
     m = np.logaddexp(p, q) - math.log(2)
     with np.errstate(under="ignore"):
-        return float((np.exp(m) * (m - 0.5 * (p + q))).sum())
+        return float((exp(m) * (m - 0.5 * (p + q))).sum())
 
 
 def _views(name: str, past: Past) -> Views:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from glassbox.model.kernels.build import load
 from glassbox.policy.logits import Logits
 from glassbox.policy.ranking import LEAST, Ranking
+from glassbox.policy.softmax import exp
 from glassbox.types import F32, F64, I64, Sums
 
 _FEW = 1000  # more ids than this are sorted sooner as a mask over the vocabulary
@@ -249,8 +250,7 @@ class Distribution:
         return z
 
     def weights_at(self, positions: I64) -> F64:
-        weights: F64 = np.exp(self.z_at(positions))
-        return weights
+        return exp(self.z_at(positions))
 
     def best_weights(self, n: int) -> F64:
         """w of the first min(n, size) of the ranking, in that order. Not to be written to."""
@@ -309,7 +309,7 @@ def _sums(logits: F32 | F64, top: int, shift: float, beta: float) -> tuple[float
         load().weigh(row.ctypes.data, len(row), top, out.ctypes.data)
         return float(out[0]), float(out[1])
     z = (logits.astype(np.float64) - shift) * beta
-    w = np.exp(z)
+    w = exp(z)
     weighted_z = float((w * z).sum())
     if top >= 0:
         w[top] = 0.0

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from glassbox.errors import EmptySupport, NonFiniteLogits
+from glassbox.model.kernels.build import load
 from glassbox.types import F64
 
 
 def stable_softmax(logits: npt.ArrayLike) -> F64:
     """exp(z_i) / sum_j exp(z_j), over the last axis."""
     shifted, _ = _shift(logits)  # [..., V]
-    weights = _exp(shifted)
+    weights = exp(shifted)
     total: F64 = weights.sum(axis=-1, keepdims=True)  # [..., 1]
     return weights / total
 
@@ -26,15 +27,25 @@ def stable_softmax(logits: npt.ArrayLike) -> F64:
 def log_softmax(logits: npt.ArrayLike) -> F64:
     """z_i - log sum_j exp(z_j). Not log(softmax): that underflows to -inf where this still says -800."""
     shifted, _ = _shift(logits)  # [..., V]
-    total: F64 = np.log(_exp(shifted).sum(axis=-1, keepdims=True))  # [..., 1]
+    total: F64 = np.log(exp(shifted).sum(axis=-1, keepdims=True))  # [..., 1]
     return shifted - total
 
 
 def logsumexp(logits: npt.ArrayLike) -> F64:
     """log sum_j exp(z_j), over the last axis; a row gives an array of no dimensions."""
     shifted, top = _shift(logits)  # [..., V], [..., 1]
-    total: F64 = np.log(_exp(shifted).sum(axis=-1))  # [...]
+    total: F64 = np.log(exp(shifted).sum(axis=-1))  # [...]
     return np.asarray(total + top[..., 0], dtype=np.float64)
+
+
+def exp(z: F64) -> F64:
+    """e**z of each, for z of at most 700; what is below e**-708 is 0, and -inf may be given, NaN not.
+
+    Compiled, as in the sums of a distribution: a library's differs from machine to machine in its last bit, and a draw
+    may fall on it."""
+    given, found = np.ascontiguousarray(z), np.empty(z.shape)
+    load().exp(given.ctypes.data, found.ctypes.data, given.size)
+    return found
 
 
 def _shift(logits: npt.ArrayLike) -> tuple[F64, F64]:
@@ -49,8 +60,3 @@ def _shift(logits: npt.ArrayLike) -> tuple[F64, F64]:
             raise NonFiniteLogits("softmax", position=int(bad[0]) % z.shape[-1])
         raise EmptySupport("softmax")
     return z - top, top
-
-
-def _exp(z: F64) -> F64:
-    with np.errstate(under="ignore"):  # a weight that underflows to 0 is right
-        return np.exp(z)

@@ -20,6 +20,7 @@ from glassbox.policy.constrain import known_ids
 from glassbox.policy.distribution import Distribution
 from glassbox.policy.logits import Logits
 from glassbox.policy.ranking import Ranking
+from glassbox.policy.softmax import exp
 from glassbox.policy.step import Past
 from glassbox.policy.truncate import TOP_P_TOLERANCE, at_least
 
@@ -145,7 +146,7 @@ class TopH:
         log_total = math.log1p(of.rest)
         for order in of.ranking.growing():
             logp = of.z_at(order) - log_total
-            count = max(1, int(np.searchsorted(np.cumsum(-np.exp(logp) * logp), most, side="right")))
+            count = max(1, int(np.searchsorted(np.cumsum(-exp(logp) * logp), most, side="right")))
             if count < len(order):
                 return before.keep_first(count)
         return before.keep_first(of.size) if limited else before

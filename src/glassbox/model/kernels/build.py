@@ -61,7 +61,7 @@ FIRST = ("glassbox_product_one", "glassbox_decode_rows", "glassbox_pack_tiles")
 Run = Callable[[int, int], object]  # (address of a job's header, thread number)
 ENTRIES = {  # name -> how many int64 it takes
     "glassbox_run": 2, "glassbox_serve": 2, "glassbox_weigh": 4, "glassbox_xxh64": 2,
-    "glassbox_select": 4, "glassbox_compare": 3,
+    "glassbox_select": 4, "glassbox_compare": 3, "glassbox_exp": 3,
 }  # fmt: skip
 
 
@@ -74,6 +74,7 @@ class Kernels(NamedTuple):
     xxh64: Callable[[int, int], int]  # rows.xxh64
     select: Callable[[int, int, int, int], int]  # rows.select
     compare: Callable[[int, int, int], object]  # rows.compare
+    exp: Callable[[int, int, int], object]  # rows.exp_all
 
 
 def target() -> tuple[str, str]:
@@ -238,7 +239,7 @@ def compile_part(part: int) -> bytes:
         products.product_one, products.decode_rows, packing.pack_tiles, team.do_attend, team.do_rows, team.run,
     )  # fmt: skip
     functions = dict(zip(APART, apart, strict=True))
-    entries = (team.run, team.serve, rows.weigh, rows.xxh64, rows.select, rows.compare)
+    entries = (team.run, team.serve, rows.weigh, rows.xxh64, rows.select, rows.compare, rows.exp_all)
     functions |= dict(zip(ENTRIES, entries, strict=True))
     for name in APART:
         llvm.add_symbol(name, 1)  # numba links what it compiles; nothing is called here

@@ -52,7 +52,7 @@ PATIENCE = SPINS + 5000  # looks before a helper without a job goes to sleep: a 
 # --- what stands in a helper's slot, if not the address of a job; its second number is 1 when the team is gone ----
 IDLE, ASLEEP, AWAKE = 0, -1, -2  # it waits in compiled code, in Python, or has been woken there
 
-WEIGHED = 65536  # logits that are summed as one block (part of the contract: rows.weigh)
+WEIGHED = 16384  # logits that are summed as one block (part of the contract: rows.weigh)
 
 SILU, GELU, GELU_ERF, RELU = range(4)
 

@@ -16,6 +16,7 @@ from glassbox.model.kernels.simd64 import (
     first4d,
     fma4d,
     load4d,
+    load4f64,
     load_f64,
     max4d,
     mul4d,
@@ -25,6 +26,7 @@ from glassbox.model.kernels.simd64 import (
     round4d,
     shift_right64,
     splat4d,
+    store4f64,
     store_f64,
     store_i64,
     sub4d,
@@ -63,6 +65,16 @@ def exp4d(z):
     q = fma4d(fma4d(high, r4, mid), r4, low)
     e = add4d(fma4d(q, r2, r), splat4d(1.0))
     return zero_below4d(power_of_two4d(e, n), z, splat4d(LEAST))
+
+
+@kernel
+def exp_all(values, out, n):
+    """out = e**values, float64 [n], each as in the sums; below LEAST it is 0, and values are at most 700."""
+    whole = n // 4 * 4
+    for i in range(0, whole, 4):
+        store4f64(out + 8 * i, exp4d(load4f64(values + 8 * i)))
+    for i in range(whole, n):
+        store_f64(out + 8 * i, sum4d(first4d(exp4d(splat4d(load_f64(values + 8 * i))), 1)))
 
 
 @inlined

@@ -32,6 +32,17 @@ def load4d(b, p):
     return b.fpext(load_at(b, p, ir.VectorType(F32, 4), 4), DV)
 
 
+@word_of(f64x4, types.int64)
+def load4f64(b, p):
+    """Four float64 at p."""
+    return load_at(b, p, DV, 8)
+
+
+@word_of(types.void, types.int64, f64x4)
+def store4f64(b, p, v):
+    store_at(b, p, v, 8)
+
+
 @word_of(types.void, types.int64, types.int64)
 def store_i64(b, p, x):
     store_at(b, p, x, 8)
