@@ -449,25 +449,27 @@ def test_the_ledger_says_what_was_allowed_and_forced() -> None:
 
 
 def test_a_recorded_run_loads_again_and_repeats(tmp_path: Path) -> None:
-    model, store = glassbox.load("bigram"), glassbox.open_store(tmp_path / "runs.db")
-    policy = Policy(grammar={"gbnf": 'root ::= "a" root | "b" | "c"'})  # type: ignore[arg-type]
-    run = model.generate("ab", policy=policy, seed=5, max_tokens=20, store=store)
-    loaded = store.load(run.run_id)
-    assert loaded.request.policy == policy and loaded.stop_reason == run.stop_reason == {"kind": "grammar"}
-    assert [s.ledger for s in loaded.steps] == [s.ledger for s in run.steps]
-    again = model.generate("ab", policy=loaded.request.policy, seed=5, max_tokens=20)
-    assert [(s.id, s.ledger) for s in again.steps] == [(s.id, s.ledger) for s in run.steps]
-    guesses = model.generate("ab", policy=policy, seed=5, max_tokens=20, speculate=True)
-    assert [s.id for s in guesses.steps] == [s.id for s in run.steps]
+    model = glassbox.load("bigram")
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        policy = Policy(grammar={"gbnf": 'root ::= "a" root | "b" | "c"'})  # type: ignore[arg-type]
+        run = model.generate("ab", policy=policy, seed=5, max_tokens=20, store=store)
+        loaded = store.load(run.run_id)
+        assert loaded.request.policy == policy and loaded.stop_reason == run.stop_reason == {"kind": "grammar"}
+        assert [s.ledger for s in loaded.steps] == [s.ledger for s in run.steps]
+        again = model.generate("ab", policy=loaded.request.policy, seed=5, max_tokens=20)
+        assert [(s.id, s.ledger) for s in again.steps] == [(s.id, s.ledger) for s in run.steps]
+        guesses = model.generate("ab", policy=policy, seed=5, max_tokens=20, speculate=True)
+        assert [s.id for s in guesses.steps] == [s.id for s in run.steps]
 
 
 def test_a_bad_grammar_is_an_error_before_anything_runs(tmp_path: Path) -> None:
-    model, store = glassbox.load("bigram"), glassbox.open_store(tmp_path / "runs.db")
-    with pytest.raises(GrammarError, match=r"no text of this vocabulary"):
-        model.stream("ab", policy=Policy(grammar={"regex": "x"}), store=store)  # type: ignore[arg-type]
-    with pytest.raises(GrammarError, match=r"column 10.*'\("):
-        model.stream("ab", policy=Policy(grammar={"gbnf": "root ::= ("}), store=store)  # type: ignore[arg-type]
-    assert list(store.runs()) == []
+    model = glassbox.load("bigram")
+    with glassbox.open_store(tmp_path / "runs.db") as store:
+        with pytest.raises(GrammarError, match=r"no text of this vocabulary"):
+            model.stream("ab", policy=Policy(grammar={"regex": "x"}), store=store)  # type: ignore[arg-type]
+        with pytest.raises(GrammarError, match=r"column 10.*'\("):
+            model.stream("ab", policy=Policy(grammar={"gbnf": "root ::= ("}), store=store)  # type: ignore[arg-type]
+        assert list(store.runs()) == []
 
 
 @pytest.mark.model
