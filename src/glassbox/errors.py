@@ -14,6 +14,10 @@ class GlassboxError(Exception):
 
     exit_code = 2
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, where Python would give the sentence to a class that asks for its parts: for other processes."""
+        return _again, (type(self), self.args), self.__dict__
+
 
 class ModelNotFound(GlassboxError):
     """No such model name or file, or it cannot be fetched. Attributes: name."""
@@ -159,6 +163,10 @@ class RunNotFound(GlassboxError):
 
 class KernelError(GlassboxError):
     """The compiled kernels cannot be built or loaded on this machine."""
+
+
+def _again(kind: type[GlassboxError], args: tuple[Any, ...]) -> GlassboxError:
+    return kind.__new__(kind, *args)  # which keeps them, and asks for nothing
 
 
 def _shown(value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from glassbox.engine import Engine
 from glassbox.events import Event, PromptToken, Step
@@ -55,6 +55,9 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Stream cannot be pickled or copied: it is a generation under way; its run can be")
 
     def _go(self, engine: Engine) -> Generator[Step]:
         failure: BaseException | None = None
