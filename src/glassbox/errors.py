@@ -161,6 +161,13 @@ class RunNotFound(GlassboxError):
         self.run_id = run_id
 
 
+class StreamBusy(GlassboxError):
+    """A stream was asked for a step, or closed, by one thread while another one takes a step of it."""
+
+    def __init__(self) -> None:
+        super().__init__("this stream is being read by another thread: one thread at a time may take its steps")
+
+
 class KernelError(GlassboxError):
     """The compiled kernels cannot be built or loaded on this machine."""
 
