@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import os
 import random
+import subprocess
+import sys
 import unittest
+from pathlib import Path
 
 from labs.glassbox.v4_token_trace import (
     BIGRAM_LOGITS,
@@ -236,6 +240,16 @@ class Printed(unittest.TestCase):
             with contextlib.redirect_stderr(io.StringIO()) as err:
                 self.assertEqual(main(arguments), 2)
             self.assertEqual(err.getvalue().count("\n"), 1)
+
+    def test_a_reader_that_has_gone_is_no_error(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "labs.glassbox.v4_token_trace"]
+        with os.fdopen(writer, "wb") as nobody_reads:
+            ended = subprocess.run(
+                command, stdout=nobody_reads, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2], check=False
+            )
+        self.assertEqual((ended.returncode, ended.stderr), (0, b""))
 
 
 if __name__ == "__main__":

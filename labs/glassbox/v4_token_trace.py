@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -233,10 +234,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7, help="the same seed gives the same token (default: 7)")
     asked = parser.parse_args(arguments)
     try:
-        print(show(asked.text, asked.temperature, asked.seed))
+        print(show(asked.text, asked.temperature, asked.seed), flush=True)
     except ValueError as e:
         print(e, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads, `head` for one, has seen enough; Python would flush again as it goes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

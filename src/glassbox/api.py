@@ -342,6 +342,9 @@ class Model:
             kv=self.model.new_cache().pool.shape.kind,
         )
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a Model cannot be pickled or copied: load {self.name!r} where it is needed")
+
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.model!r}>"
 

@@ -14,6 +14,10 @@ class GlassboxError(Exception):
 
     exit_code = 2
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, where Python would give the sentence to a class that asks for its parts: for other processes."""
+        return _again, (type(self), self.args), self.__dict__
+
 
 class ModelNotFound(GlassboxError):
     """No such model name or file, or it cannot be fetched. Attributes: name."""
@@ -157,8 +161,19 @@ class RunNotFound(GlassboxError):
         self.run_id = run_id
 
 
+class StreamBusy(GlassboxError):
+    """A stream was asked for a step, or closed, by one thread while another one takes a step of it."""
+
+    def __init__(self) -> None:
+        super().__init__("this stream is being read by another thread: one thread at a time may take its steps")
+
+
 class KernelError(GlassboxError):
     """The compiled kernels cannot be built or loaded on this machine."""
+
+
+def _again(kind: type[GlassboxError], args: tuple[Any, ...]) -> GlassboxError:
+    return kind.__new__(kind, *args)  # which keeps them, and asks for nothing
 
 
 def _shown(value: object) -> str:

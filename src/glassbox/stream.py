@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from glassbox.engine import Engine
+from glassbox.errors import StreamBusy
 from glassbox.events import Event, PromptToken, Step
 from glassbox.generation import Generation
 from glassbox.interrupts import Uninterrupted
@@ -26,6 +30,7 @@ class Stream:
         for step in generation.inherited:
             recorder.step(step)
         self._steps = self._go(opened.engine)
+        self._taken = threading.RLock()  # by the thread that takes a step
 
     @property
     def request(self) -> Request:
@@ -44,18 +49,33 @@ class Stream:
         return self
 
     def __next__(self) -> Step:
-        return next(self._steps)
+        with self._alone():
+            return next(self._steps)
 
     def close(self) -> None:
         """Cancel, if it has not ended."""
-        self._steps.close()
-        self._finish(None)
+        with self._alone():
+            self._steps.close()
+            self._finish(None)
 
     def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two threads cannot take steps of one text at once, nor end it meanwhile. Raises StreamBusy."""
+        if not self._taken.acquire(blocking=False):
+            raise StreamBusy
+        try:
+            yield
+        finally:
+            self._taken.release()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Stream cannot be pickled or copied: it is a generation under way; its run can be")
 
     def _go(self, engine: Engine) -> Generator[Step]:
         failure: BaseException | None = None

@@ -11,6 +11,7 @@ import typer
 
 from glassbox.cli.output import read_file
 from glassbox.errors import ParameterError, PromptError
+from glassbox.text.files import once
 
 if TYPE_CHECKING:
     from glassbox.text.templates import Templates
@@ -62,6 +63,8 @@ def template_text(asked: str, templates: Templates) -> str:
 
     if asked in templates.sources:
         return asked
+    if not asked:
+        raise PromptError("--template is empty: it must be a name, or that of a file", param="template")
     if not Path(asked).is_file():
         names = ", ".join(sorted(templates.sources)) or "none"
         what = "is no file" if Path(asked).exists() else "no such file"
@@ -81,16 +84,26 @@ def _variable(text: str) -> tuple[str, Any]:
     if name in RESERVED:
         raise ParameterError("--template-arg", text, f"of another name than {', '.join(sorted(RESERVED))}")
     try:
-        return name, json.loads(value)
-    except (ValueError, RecursionError):
-        raise ParameterError("--template-arg", text, 'NAME=VALUE with a JSON value: true, 3, "text"') from None
+        return name, _strict(value)
+    except (ValueError, RecursionError) as e:
+        allowed = f'NAME=VALUE with a JSON value, as true, 3 or "text" ({e})'
+        raise ParameterError("--template-arg", text, allowed) from None
 
 
 def _json_of(path: str, flag: str) -> Any:
     text = read_file(path, flag)
     try:
-        return json.loads(text)
+        return _strict(text)
     except RecursionError:
         raise PromptError(f"{flag} {path}: nests too deep", param="messages") from None
     except ValueError as e:
         raise PromptError(f"{flag} {path}: is not JSON: {e}", param="messages") from None
+
+
+def _strict(text: str) -> Any:
+    """JSON as its standard has it: no NaN, and no key twice, of which Python would take the last. Raises ValueError."""
+    return json.loads(text, parse_constant=_no_constant, object_pairs_hook=once)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")

@@ -126,6 +126,8 @@ def read_file(path: str, flag: str) -> str:
     """The text of a file that a flag names; - stands for standard input. Raises PromptError, OSError."""
     if path == "-":
         return read_text(path)
+    if not path:
+        raise PromptError(f"{flag} is empty: it must name a file", param="messages")
     mode = os.stat(path).st_mode  # asked first: to open a pipe would wait for ever
     if not stat.S_ISREG(mode):
         found = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
@@ -135,7 +137,7 @@ def read_file(path: str, flag: str) -> str:
     if len(data) > MOST_BYTES:
         raise PromptError(f"{flag} {path}: has more than {MOST_BYTES:,} bytes", param="messages")
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")  # some editors put a mark in front
     except UnicodeDecodeError as e:
         raise PromptError(f"{flag} {path}: is not UTF-8 at byte {e.start}", param="messages") from None
 

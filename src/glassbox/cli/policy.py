@@ -142,7 +142,7 @@ def file_text(name: str, said: str) -> str:
     """What the file of this name holds, or the text itself where there is none. Raises ParameterError."""
     try:
         path = Path(said)
-        return path.read_text(encoding="utf-8") if path.is_file() else said
+        return path.read_text(encoding="utf-8-sig") if path.is_file() else said
     except UnicodeDecodeError:
         raise ParameterError(name, said, "a file of UTF-8 text") from None
     except OSError as e:

@@ -61,7 +61,7 @@ def read_json(folder: Path, name: str, most: int) -> dict[str, Any]:
     """A JSON object. Raises as read_text does, and ModelFormatError where it is none."""
     path = str(folder / name)
     try:
-        data = json.loads(read_text(folder, name, most), object_pairs_hook=_once)
+        data = json.loads(read_text(folder, name, most), object_pairs_hook=once)
     except (ValueError, RecursionError) as e:
         raise ModelFormatError(f"is not JSON: {e}", field=name, path=path) from None
     if not isinstance(data, dict):
@@ -69,7 +69,8 @@ def read_json(folder: Path, name: str, most: int) -> dict[str, Any]:
     return data
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no key stands twice. Raises ValueError."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]

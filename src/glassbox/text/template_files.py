@@ -81,7 +81,7 @@ def read_template(path: Path, most: int = MOST_BYTES) -> str:
     if len(data) > most:
         raise ModelFormatError(f"has more than {most:,} bytes", field=path.name, path=str(path))
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")  # some editors put a mark in front
     except UnicodeDecodeError as e:
         raise ModelFormatError("is not UTF-8", field=path.name, offset=e.start, path=str(path)) from None
 

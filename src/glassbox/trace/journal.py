@@ -100,6 +100,11 @@ class Journal:
     def has_work(self) -> bool:
         return self._waiting.any()
 
+    @property
+    def ends(self) -> bool:
+        """Whether the end of the run is in what waits: there may be no other chance to write it."""
+        return self._waiting.ended is not None
+
     def take(self, item: Item) -> None:
         """Encode one item. Raises whatever the values make the encoding raise; then nothing of it is kept."""
         w = self._waiting

@@ -7,6 +7,7 @@ computed again, another policy, a branch, an export.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -222,6 +223,20 @@ class Run:
         from glassbox.trace.explain import explain
 
         return explain(self, step, model, against=against)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to another process: all but the model, which it finds again by its name."""
+        return {**self.__dict__, "opened": None}
+
+    def __copy__(self) -> Run:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+        other = copy(self)
+        other.__dict__.update(deepcopy(self.__getstate__(), memo), opened=self.opened)
+        return other
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `glassbox trace --json` prints; see jsonable.py."""

@@ -20,7 +20,8 @@ from glassbox.errors import StoreError
 
 APPLICATION_ID = 0x474C4258  # "GLBX"
 VERSION = 1
-BUSY_S = 5.0
+BUSY_S = 5.0  # how long another process that holds the store is waited for
+MOMENT_S = 0.1  # the same where it can be tried again, or need not be known
 SMALLEST = 512  # bytes, of a SQLite database
 # The second: SQLite quotes a damaged schema in its error message, and Python fails to decode that message.
 BROKEN = (sqlite3.Error, UnicodeDecodeError)
@@ -187,14 +188,32 @@ def _prepare_for_writing(conn: sqlite3.Connection) -> None:
     # SQLite opens a write-protected file for reading without a word, and even lends the write lock; only a
     # write tells.
     try:
-        conn.execute("BEGIN IMMEDIATE")
+        begin_writing(conn, patient=False)
         try:
             conn.execute(f"PRAGMA user_version={_pragma(conn, 'user_version')}")
         finally:
             conn.execute("ROLLBACK")
     except sqlite3.OperationalError as exc:
-        if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # somebody else is writing: then it can be written
+        if not is_busy(exc):  # somebody else is writing: then it can be written
             raise
+    finally:
+        _wait_at_most(conn, BUSY_S)
+
+
+def begin_writing(conn: sqlite3.Connection, *, patient: bool) -> None:
+    """Begin a transaction that writes; patient: wait for who is writing, else only a moment. Raises sqlite3.Error."""
+    _wait_at_most(conn, BUSY_S if patient else min(MOMENT_S, BUSY_S))
+    conn.execute("BEGIN IMMEDIATE")
+
+
+def _wait_at_most(conn: sqlite3.Connection, seconds: float) -> None:
+    conn.execute(f"PRAGMA busy_timeout={round(1000 * seconds)}")
+
+
+def is_busy(exc: BaseException) -> bool:
+    """Whether it is that another process holds the store."""
+    code = getattr(exc, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def _retry_while_busy(conn: sqlite3.Connection, statement: str) -> None:
@@ -205,7 +224,7 @@ def _retry_while_busy(conn: sqlite3.Connection, statement: str) -> None:
             conn.execute(statement).fetchone()
             return
         except sqlite3.OperationalError as exc:
-            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if not is_busy(exc) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 

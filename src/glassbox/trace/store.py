@@ -89,7 +89,7 @@ def _a_path(path: object) -> Path:
     """A path that the file system can be asked for: text it can encode, without a null byte."""
     named = os.fspath(path) if isinstance(path, os.PathLike) else path
     try:
-        if isinstance(named, str) and b"\0" not in os.fsencode(named):
+        if isinstance(named, str) and named and b"\0" not in os.fsencode(named):
             return Path(named)
     except UnicodeEncodeError:  # half of a surrogate pair
         pass

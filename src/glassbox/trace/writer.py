@@ -7,16 +7,19 @@ can go wrong goes wrong here, and ends as a sentence in `Journal.problem`.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from glassbox.errors import StoreError
+from glassbox.trace import sqlite
 from glassbox.trace.journal import Begin, End, Item, Journal
-from glassbox.trace.sqlite import BROKEN, explain
+from glassbox.trace.sqlite import BROKEN, begin_writing, explain, is_busy
 
 PAUSE_S = 0.05  # rows wait this long for company, so each is committed within 100 ms
 RETRY_S = 1.0
@@ -36,6 +39,7 @@ class Writer:
         self._conn: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None  # as it was when last seen
         self._schema = 0
+        self._in_vain = -math.inf  # when another process was last waited for and went on holding the store
         self._pid = os.getpid()
         self._work: dict[Journal, None] = {}  # those with rows that wait, in order of arrival
         self._closed = False
@@ -98,7 +102,7 @@ class Writer:
             for entry in entries:
                 if isinstance(entry, tuple):
                     self._take(*entry)
-            self._commit()
+            self._commit(waited_for=bool(waiters))
             for waiter in waiters:
                 waiter.set()
             more = None not in entries
@@ -113,19 +117,25 @@ class Writer:
         if journal.has_work:
             self._work[journal] = None
 
-    def _commit(self) -> None:
+    def _commit(self, *, waited_for: bool) -> None:
         batch = list(self._work)
         if not batch:
             return
+        # Rows of a run that goes on are tried again anyhow. And runs that end one after another, each of which waits
+        # for its rows, must not add up what one locked store takes.
+        pressing = waited_for or any(journal.ends for journal in batch)
+        patient = pressing and time.monotonic() - self._in_vain > sqlite.BUSY_S
         try:
             conn = self._connection()
-            conn.execute("BEGIN IMMEDIATE")
+            begin_writing(conn, patient=patient)
             for journal in batch:
                 self._write_one(conn, journal)
             conn.execute("COMMIT")
         except Exception as exc:
             if self._conn is not None and self._conn.in_transaction:
                 self._conn.rollback()
+            if patient and is_busy(exc):
+                self._in_vain = time.monotonic()
             for journal in batch:
                 journal.gone = isinstance(exc, _Gone)
                 journal.failed(exc.why if isinstance(exc, _Gone) else explain(exc))
