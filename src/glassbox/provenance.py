@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from glassbox.errors import ModelNotFound
 from glassbox.weights.hf import TOKENIZER, member
 from glassbox.weights.known import KNOWN
 
@@ -21,12 +22,19 @@ def model_digest(files: Sequence[Path]) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of a model file. One that we pulled was hashed then; only its size is looked at again."""
-    for known in KNOWN:
-        if path == known.path and known.pulled:
-            return known.sha256
+    """sha256 of a model file. Of one that has a name it is known, and checked once after each change of the file: one
+    that differs raises ModelNotFound."""
+    known = next((k for k in KNOWN if path == k.path), None)
+    if known is not None and known.verified:
+        return known.sha256
     with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        found = hashlib.file_digest(f, "sha256").hexdigest()
+    if known is not None:
+        if found != known.sha256:
+            how = f"`glassbox pull {known.name}` fetches it anew"
+            raise ModelNotFound(known.name, f"{path} is damaged: its hash is another; {how}")
+        known.note_verified()
+    return found
 
 
 def tokenizer_digest(metadata: Mapping[str, Any]) -> str:

