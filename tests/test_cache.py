@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -106,13 +108,32 @@ def test_windowed_pages_are_given_back() -> None:
         cache.reserve(101)
 
 
+def test_a_page_that_is_gone_is_not_written_to() -> None:
+    """Also where it is the only one that would be read: what comes next would go into it."""
+    cache = filled(PagePool(WINDOWED), list(range(200)))
+    cache.trim()
+    cache.truncate(5)
+    with pytest.raises(RuntimeError, match="given back"):
+        cache.reserve(6)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(70, 0), (71, 32), (72, 32), (102, 32), (103, 64)])
+def test_a_page_is_kept_until_its_last_position_is_out_of_the_window(length: int, kept: int) -> None:
+    """The id that comes next sees itself and the 39 before it."""
+    cache = filled(PagePool(WINDOWED), list(range(length)))
+    cache.trim()
+    assert next(x for x in read(cache)[1] if x is not None) == kept
+
+
 def test_memory_of_one_group_can_serve_another() -> None:
     pool = PagePool(WINDOWED, limit=2 * WINDOWED.page_bytes(1))
     pages = [pool.take(1), pool.take(1)]
-    for page in pages:
-        pool.give(page)
+    memory = [weakref.ref(page.memory) for page in pages]
+    while pages:
+        pool.give(pages.pop())
     held = [pool.take(0) for _ in range(4)]
     assert pool.used == pool.limit
+    assert [m() for m in memory] == [None, None]  # the system has it back
     for page in held:
         pool.give(page)
 
