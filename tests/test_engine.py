@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glassbox
+from glassbox.cache.pages import PAGE
 from glassbox.draft import PromptLookup
 from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.generation import Generation
@@ -215,6 +216,18 @@ def test_a_pass_without_memory_fails_and_the_engine_lives(
             model.generate(ids=LONG[:10], max_tokens=3)
     run = model.generate(ids=LONG[:10], policy=P, seed=1, max_tokens=12, ignore_eos=True)
     assert [(s.id, s.logits_hash) for s in run.steps] == alone(path, LONG[:10], 1)
+
+
+def test_what_windows_left_behind_is_given_back_as_a_sequence_goes_on(model: glassbox.Model) -> None:
+    model.engine.add(g := generation(model, LONG[:40], n=100, reuse=False))
+    pool = g.cache.pool
+    for length in range(40, 140):
+        model.engine.step()
+        assert g.cache.length == (0 if g.done else length)
+        gone = [max(0, length - group.window + 1) // PAGE if group.window else 0 for group in pool.shape.groups]
+        held = sum((-(-length // PAGE) - n) * pool.shape.page_bytes(i) for i, n in enumerate(gone))
+        assert pool.used == (0 if g.done else held)
+    assert g.done
 
 
 def test_who_does_not_fit_waits(path: Path) -> None:
