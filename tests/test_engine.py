@@ -102,7 +102,9 @@ def test_reuse_can_be_off_or_private(model: glassbox.Model) -> None:
     asked = dict(ids=LONG[:60], policy=P, seed=4, max_tokens=3)
     model.generate(**asked, salt="a")
     assert model.generate(**asked, salt="b").usage.cached_tokens == 0
-    assert model.generate(**asked, reuse=False).usage.cached_tokens == 0
+    assert model.generate(**asked, salt="c", reuse=False).usage.cached_tokens == 0
+    assert model.generate(**asked, salt="c").usage.cached_tokens == 0  # that one left nothing,
+    assert model.generate(**asked, salt="c", reuse=False).usage.cached_tokens == 0  # and takes nothing
     assert model.generate(**asked, salt="a").usage.cached_tokens == 59
 
 
