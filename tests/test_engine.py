@@ -232,6 +232,27 @@ def test_what_windows_left_behind_is_given_back_as_a_sequence_goes_on(model: gla
     assert g.done
 
 
+def test_a_prompt_whose_answer_goes_on_lends_its_whole_pages(model: glassbox.Model) -> None:
+    """Not the one it writes to: that one would have to be copied."""
+    first, second = generation(model, LONG[:41]), generation(model, LONG[:41], 1)
+    for g in (first, second):
+        model.engine.add(g)
+        model.engine.step()
+    assert first.reused is not None and second.reused is not None
+    assert (first.reused.length, second.reused.length) == (0, 32)
+    drain(model)
+
+
+def test_beams_need_the_whole_pages_of_the_prompt_once(path: Path) -> None:
+    """Of 90 positions 3 pages, 2 of them the prompt's; 1 more for each of two beams, and 1 while one is copied."""
+    shape = glassbox.load(path).model.new_cache().pool.shape
+    need = (3 + 2 * 1 + 1) * sum(shape.page_bytes(g) for g in range(len(shape.groups)))
+    asked = dict(ids=LONG[:70], beam=3, max_tokens=20, ignore_eos=True)
+    assert len(glassbox.load(path, kv_limit=need).beam_search(**asked).ids) == 20
+    with pytest.raises(OutOfMemory, match=f"a beam search of 3 sequences of up to 90 positions needs {need:,} bytes"):
+        glassbox.load(path, kv_limit=need - 1).beam_search(**asked)
+
+
 def test_who_does_not_fit_waits(path: Path) -> None:
     """Room for about two at a time: all eight finish, in order, each with its own bits."""
     shape = glassbox.load(path).model.new_cache().pool.shape
