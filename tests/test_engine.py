@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glassbox
+from glassbox import Intervention
 from glassbox.cache.pages import PAGE
 from glassbox.draft import PromptLookup
 from glassbox.errors import OutOfMemory, ParameterError
@@ -135,6 +136,18 @@ def test_a_long_prompt_does_not_stop_the_others(model: glassbox.Model) -> None:
     drain(model)
 
 
+def test_who_changes_inner_values_does_not_stop_the_others(model: glassbox.Model) -> None:
+    """Each kind of change has a pass of its own, in every step."""
+    half, none = Intervention("mlp_out.0", "scale", 0.5), Intervention("mlp_out.0", "zero")
+    made = [generation(model, LONG[:9], interventions=changed) for changed in ((), (half,), (none,), (half,))]
+    for g in made:
+        model.engine.add(g)
+    for _ in range(3):
+        model.engine.step()
+    assert [g.steps for g in made] == [3, 3, 3, 3]
+    drain(model)
+
+
 def test_guesses_are_made_as_far_as_they_can_be_of_use(model: glassbox.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many that not all guesses fit into a pass, each near its end: no pass is too wide, no position too far."""
     monkeypatch.setattr(PromptLookup, "guess", lambda _, ids: [5, 6, 7, 8])
@@ -166,6 +179,19 @@ def test_cancelled_at_any_point_leaves_the_neighbour_alone(model: glassbox.Model
     assert goes.outcome is not None and goes.outcome.ending.kind == "cancelled"
     drain(model)
     assert hashes(stays) == alone(path, LONG[:9], 1)
+
+
+def test_one_that_has_ended_leaves_before_the_next_pass(model: glassbox.Model) -> None:
+    """As where an interrupt came between its last token and its leaving."""
+    running, waiting = generation(model, LONG[:9]), generation(model, LONG[:9])
+    model.engine.add(running)
+    model.engine.step()
+    model.engine.add(waiting)
+    for g in (running, waiting):
+        g.stop("cancelled")
+    model.engine.step()
+    assert not model.engine.running and not model.engine.waiting
+    assert (running.steps, waiting.steps, running.cache.length) == (1, 0, 0)
 
 
 def test_a_time_limit_ends_it(model: glassbox.Model) -> None:
@@ -207,6 +233,31 @@ def test_running_out_of_pages_ends_one_and_leaves_the_other(
     for g, (ids, seed) in zip(made, asked, strict=True):
         full = alone(path, ids, seed)
         assert hashes(g) == (full[: len(hashes(g))] if g in failed else full)
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_search_whose_beam_finds_no_page_ends_whole(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Also where beams before it have their pages for the pass already."""
+    pool, calls = model.model.new_cache().pool, 0
+    take = pool.take
+
+    def failing(group: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OutOfMemory("a page of the cache", 1, 0)
+        return take(group)
+
+    neighbour = generation(model, LONG[:9], 1)
+    model.engine.add(neighbour)
+    model.engine.step()
+    monkeypatch.setattr(pool, "take", failing)
+    with pytest.raises(OutOfMemory, match="a page of the cache needs 1 bytes"):
+        model.beam_search(ids=LONG[:41], beam=4, max_tokens=60, ignore_eos=True, reuse=False)
+    drain(model)
+    assert calls >= nth and hashes(neighbour) == alone(path, LONG[:9], 1)
 
 
 def test_a_pass_without_memory_fails_and_the_engine_lives(
