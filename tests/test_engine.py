@@ -254,9 +254,10 @@ def test_a_search_whose_beam_finds_no_page_ends_whole(
     model.engine.add(neighbour)
     model.engine.step()
     monkeypatch.setattr(pool, "take", failing)
-    with pytest.raises(OutOfMemory, match="a page of the cache needs 1 bytes"):
-        model.beam_search(ids=LONG[:41], beam=4, max_tokens=60, ignore_eos=True, reuse=False)
-    drain(model)
+    with model.stream(ids=LONG[:41], beam=glassbox.Beam(4), max_tokens=60, ignore_eos=True, reuse=False) as stream:
+        model.engine.add(search := stream._generation)
+        drain(model)
+        assert isinstance(search.inbox[-1], OutOfMemory) and search.cache.length == 0
     assert calls >= nth and hashes(neighbour) == alone(path, LONG[:9], 1)
 
 
