@@ -14,7 +14,7 @@ import tiny_weights
 
 import glassbox
 from glassbox import Beam, Policy
-from glassbox.beam import MOST, BeamRow, Beams, Hypothesis
+from glassbox.beam import MOST, BeamRow, Beams, Hypothesis, Pool
 from glassbox.engine import CHUNK, MOST_RUNNING
 from glassbox.errors import EmptySupport, OutOfMemory, ParameterError
 from glassbox.model.model import TransformerModel
@@ -170,6 +170,27 @@ def test_a_beams_steps_can_be_recomputed_alone() -> None:
     run = model.beam_search(ids=prompt, beam=5, max_tokens=10)
     logits = model.logits([*prompt, *run.ids[:-1]])[len(prompt) - 1 :]
     assert [s.logits_hash for s in run.steps] == [logits_hash(row) for row in logits]
+
+
+@pytest.mark.parametrize(
+    ("early", "penalty", "total", "over"),
+    [
+        ("never", 1.0, -39.0, False), ("never", 1.0, -40.0, True),  # at best it has 10 tokens
+        ("never", -1.0, -1.5, False), ("never", -1.0, -2.0, True),  # at best it has 2: more make it worse
+        (False, 1.0, -7.5, False), (False, 1.0, -8.0, True),  # by a guess, as if it ended now; equal is no better
+        (True, 1.0, -1.0, True),
+    ],
+)  # fmt: skip
+def test_a_full_group_goes_on_while_a_live_one_can_be_better(
+    early: bool | str, penalty: float, total: float, over: bool
+) -> None:
+    """One of score -4 has ended; what is live has 2 tokens of 10."""
+    pool = Pool[str](Beam(1, length_penalty=penalty, early_stopping=early), longest=10)
+    pool.settle(-1000.0, 2)
+    assert not pool.over  # nothing has ended
+    pool.add([(-4.0, "ended")])
+    pool.settle(total, 2)
+    assert pool.over == over
 
 
 def test_length_and_sum_both_count_the_end() -> None:  # C14-04

@@ -201,6 +201,20 @@ def test_a_time_limit_ends_it(model: glassbox.Model) -> None:
         model.generate(ids=[1], time_limit=0)
 
 
+def test_a_time_limit_is_in_seconds_from_when_it_was_asked(
+    model: glassbox.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [7_000_000_000]
+    monkeypatch.setattr("glassbox.generation.time.perf_counter_ns", lambda: clock[0])
+    model.engine.add(g := generation(model, LONG[:4], time_limit=1.5))
+    clock[0] += 1_500_000_000
+    model.engine.step()
+    assert (g.steps, g.done) == (1, False)
+    clock[0] += 1
+    model.engine.step()
+    assert g.outcome is not None and (g.steps, g.outcome.ending.kind) == (1, "time")
+
+
 def test_memory_is_refused_with_numbers_before_it_is_taken(path: Path) -> None:
     model = glassbox.load(path, kv_limit=200_000)
     with pytest.raises(OutOfMemory, match=r"a sequence of up to 256 positions needs [\d,]+ bytes, but only 200,000"):
