@@ -314,6 +314,17 @@ def test_a_beam_that_the_policy_leaves_nothing_does_not_end_the_others() -> None
     assert found.hypotheses[0].ids[-1] == 7
 
 
+def test_a_search_that_the_policy_leaves_nothing_has_what_ended_before() -> None:
+    """7 ends a text; behind 5 neither may follow. Nothing of that is an error, as where no hypothesis has ended."""
+    how: dict[str, Any] = dict(allowed_ids=(5, 7), no_repeat_ngram_size=1)
+    found = searched(
+        tiny("llama-a", eos=(7,)), [1, 2], Beam(2, returned=2), policy=Policy(banned_sequences=((5, 7),), **how)
+    )
+    assert [h.ids for h in found.hypotheses] == [(7,)]
+    with pytest.raises(EmptySupport):
+        searched(tiny("llama-a", eos=(7,)), [1, 2], Beam(2), policy=Policy(banned_ids=(7,), **how))
+
+
 def test_memory_is_looked_at_before() -> None:
     model = tiny("llama-a", kv_limit=200_000)
     model.generate(ids=[1], max_tokens=60, reuse=False)
