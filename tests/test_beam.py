@@ -117,6 +117,19 @@ def test_groups_differ_by_the_penalty() -> None:
     assert len({row.id for row in found.at(0) if row.state == "live"}) == 4
 
 
+def test_a_token_costs_a_group_for_each_beam_before_it_that_took_it() -> None:
+    """Of three ids, two beams of the first group often take the same."""
+    found = searched(tiny("llama-a"), [1, 2, 3], Beam(4, groups=2, diversity_penalty=0.5),
+                     policy=Policy(allowed_ids=(5, 6, 7)))  # fmt: skip
+    most = 0
+    for row in found.rows:
+        before = [r.score for r in found.path(row)[:-1]][-1:] or [0.0]
+        taken = [r.id for r in found.at(row.step) if r.group < row.group and r.state == "live"].count(row.id)
+        assert row.score == pytest.approx(before[0] + row.logprob - 0.5 * taken)
+        most = max(most, taken)
+    assert most == 2
+
+
 def test_equals_exhaustive_search() -> None:
     """4 ** 3 sequences before the last token: 64 beams lose none of them."""
     model = glassbox.load("bigram")
