@@ -245,6 +245,15 @@ def test_a_file_that_executes_is_refused(tmp_path: Path, store: Path) -> None:
         assert time.monotonic() - begin < 5
 
 
+def test_a_file_from_anybody_is_read_with_care(tmp_path: Path) -> None:
+    """Nothing in its schema is run, a cell that its page has no room for is an error, and no value is too large."""
+    filled(tmp_path / "theirs.db")
+    with closing(merging._open_foreign(tmp_path / "theirs.db")) as conn:
+        said = {name: conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("trusted_schema", "cell_size_check")}
+        assert said == {"trusted_schema": 0, "cell_size_check": 1}
+        assert conn.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == merging.LONGEST
+
+
 def test_truncated_files(tmp_path: Path) -> None:
     """At any length: refused as a whole, or its runs by name; what can still be read whole goes in as it was."""
     runs = {run.run_id: run.to_dict() for run in filled(tmp_path / "theirs.db", 3)}
