@@ -232,6 +232,10 @@ def test_a_file_that_executes_is_refused(tmp_path: Path, store: Path) -> None:
     for name, statements in {
         "view": ["ALTER TABLE segment RENAME TO s2", f"CREATE VIEW segment AS {loop}"],
         "beam": ["DROP TABLE beam", f"CREATE VIEW beam AS {loop}"],
+        "virtual": [
+            "PRAGMA writable_schema=ON",
+            "INSERT INTO sqlite_master VALUES ('table', 'v', 'v', 0, 'CREATE VIRTUAL TABLE v USING fts5(x)')",
+        ],
         "trigger": ["CREATE TRIGGER t AFTER DELETE ON run BEGIN DELETE FROM segment; END"],
         "computed": ["ALTER TABLE run ADD COLUMN z BLOB GENERATED ALWAYS AS (zeroblob(2000000000)) VIRTUAL"],
     }.items():
