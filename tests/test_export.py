@@ -389,6 +389,13 @@ def test_the_timeline_adds_up(tmp_path: Path) -> None:
 # --- run ---
 
 
+def test_a_run_in_memory_takes_along_what_its_trace_lacks(tmp_path: Path) -> None:
+    """The mark is sealed with the rest: to lack something is not to be damaged."""
+    run = replace(record(Recorder(None)), problem="incomplete: cannot be written: the disk is full")
+    with open_store(run.export("run", tmp_path / "x.db"), readonly=True) as store:
+        assert store.verify() is None and store.load().problem == run.problem
+
+
 def test_a_run_alone_is_the_run_bit_for_bit(tmp_path: Path) -> None:
     kinds(tmp_path / "s.db")
     everything = sources(tmp_path / "s.db")
