@@ -14,7 +14,7 @@ import tiny_weights
 
 import glassbox
 from glassbox import Beam, Policy
-from glassbox.beam import MOST, BeamRow, Beams, Hypothesis
+from glassbox.beam import MOST, BeamRow, Beams, Hypothesis, Pool
 from glassbox.engine import CHUNK, MOST_RUNNING
 from glassbox.errors import EmptySupport, OutOfMemory, ParameterError
 from glassbox.model.model import TransformerModel
@@ -117,6 +117,19 @@ def test_groups_differ_by_the_penalty() -> None:
     assert len({row.id for row in found.at(0) if row.state == "live"}) == 4
 
 
+def test_a_token_costs_a_group_for_each_beam_before_it_that_took_it() -> None:
+    """Of three ids, two beams of the first group often take the same."""
+    found = searched(tiny("llama-a"), [1, 2, 3], Beam(4, groups=2, diversity_penalty=0.5),
+                     policy=Policy(allowed_ids=(5, 6, 7)))  # fmt: skip
+    most = 0
+    for row in found.rows:
+        before = [r.score for r in found.path(row)[:-1]][-1:] or [0.0]
+        taken = [r.id for r in found.at(row.step) if r.group < row.group and r.state == "live"].count(row.id)
+        assert row.score == pytest.approx(before[0] + row.logprob - 0.5 * taken)
+        most = max(most, taken)
+    assert most == 2
+
+
 def test_equals_exhaustive_search() -> None:
     """4 ** 3 sequences before the last token: 64 beams lose none of them."""
     model = glassbox.load("bigram")
@@ -170,6 +183,27 @@ def test_a_beams_steps_can_be_recomputed_alone() -> None:
     run = model.beam_search(ids=prompt, beam=5, max_tokens=10)
     logits = model.logits([*prompt, *run.ids[:-1]])[len(prompt) - 1 :]
     assert [s.logits_hash for s in run.steps] == [logits_hash(row) for row in logits]
+
+
+@pytest.mark.parametrize(
+    ("early", "penalty", "total", "over"),
+    [
+        ("never", 1.0, -39.0, False), ("never", 1.0, -40.0, True),  # at best it has 10 tokens
+        ("never", -1.0, -1.5, False), ("never", -1.0, -2.0, True),  # at best it has 2: more make it worse
+        (False, 1.0, -7.5, False), (False, 1.0, -8.0, True),  # by a guess, as if it ended now; equal is no better
+        (True, 1.0, -1.0, True),
+    ],
+)  # fmt: skip
+def test_a_full_group_goes_on_while_a_live_one_can_be_better(
+    early: bool | str, penalty: float, total: float, over: bool
+) -> None:
+    """One of score -4 has ended; what is live has 2 tokens of 10."""
+    pool = Pool[str](Beam(1, length_penalty=penalty, early_stopping=early), longest=10)
+    pool.settle(-1000.0, 2)
+    assert not pool.over  # nothing has ended
+    pool.add([(-4.0, "ended")])
+    pool.settle(total, 2)
+    assert pool.over == over
 
 
 def test_length_and_sum_both_count_the_end() -> None:  # C14-04
@@ -291,6 +325,17 @@ def test_a_beam_that_the_policy_leaves_nothing_does_not_end_the_others() -> None
         tiny("llama-a", eos=(7,)), [1, 2], Beam(2, length_penalty=5.0, early_stopping="never"), policy=policy
     )
     assert found.hypotheses[0].ids[-1] == 7
+
+
+def test_a_search_that_the_policy_leaves_nothing_has_what_ended_before() -> None:
+    """7 ends a text; behind 5 neither may follow. Nothing of that is an error, as where no hypothesis has ended."""
+    how: dict[str, Any] = dict(allowed_ids=(5, 7), no_repeat_ngram_size=1)
+    found = searched(
+        tiny("llama-a", eos=(7,)), [1, 2], Beam(2, returned=2), policy=Policy(banned_sequences=((5, 7),), **how)
+    )
+    assert [h.ids for h in found.hypotheses] == [(7,)]
+    with pytest.raises(EmptySupport):
+        searched(tiny("llama-a", eos=(7,)), [1, 2], Beam(2), policy=Policy(banned_ids=(7,), **how))
 
 
 def test_memory_is_looked_at_before() -> None:

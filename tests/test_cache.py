@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -106,13 +108,32 @@ def test_windowed_pages_are_given_back() -> None:
         cache.reserve(101)
 
 
+def test_a_page_that_is_gone_is_not_written_to() -> None:
+    """Also where it is the only one that would be read: what comes next would go into it."""
+    cache = filled(PagePool(WINDOWED), list(range(200)))
+    cache.trim()
+    cache.truncate(5)
+    with pytest.raises(RuntimeError, match="given back"):
+        cache.reserve(6)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(70, 0), (71, 32), (72, 32), (102, 32), (103, 64)])
+def test_a_page_is_kept_until_its_last_position_is_out_of_the_window(length: int, kept: int) -> None:
+    """The id that comes next sees itself and the 39 before it."""
+    cache = filled(PagePool(WINDOWED), list(range(length)))
+    cache.trim()
+    assert next(x for x in read(cache)[1] if x is not None) == kept
+
+
 def test_memory_of_one_group_can_serve_another() -> None:
     pool = PagePool(WINDOWED, limit=2 * WINDOWED.page_bytes(1))
     pages = [pool.take(1), pool.take(1)]
-    for page in pages:
-        pool.give(page)
+    memory = [weakref.ref(page.memory) for page in pages]
+    while pages:
+        pool.give(pages.pop())
     held = [pool.take(0) for _ in range(4)]
     assert pool.used == pool.limit
+    assert [m() for m in memory] == [None, None]  # the system has it back
     for page in held:
         pool.give(page)
 
@@ -172,6 +193,12 @@ def test_salts_and_fields_keep_apart() -> None:
     assert block_key(b"", [1, 23]) != block_key(b"", [12, 3])
 
 
+def test_what_was_changed_inside_keeps_apart() -> None:
+    prefixes = store(PagePool(PLAIN))
+    prefixes.insert(filled(prefixes.pool, IDS), IDS, changed="a digest")
+    assert [prefixes.attach(Cache(prefixes.pool), IDS, "", c).length for c in ("", "another", "a digest")] == [0, 0, 99]
+
+
 def test_ids_are_compared_on_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if every hash were equal, other ids would not be taken for these."""
     monkeypatch.setattr("glassbox.cache.prefix.block_key", lambda parent, ids: parent + b"x")
@@ -195,6 +222,26 @@ def test_the_oldest_tail_goes_first() -> None:
     cache.release()
     assert attached(prefixes, [*b, 1])[1] == 32 and attached(prefixes, [*a, 1])[1] == 64
     assert prefixes.held == 4 * PLAIN.page_bytes(0)
+
+
+def test_a_quarter_of_the_memory_is_kept_unless_it_is_said() -> None:
+    prefixes = store(PagePool(PLAIN, limit=8 * PLAIN.page_bytes(0)))
+    cache = filled(prefixes.pool, IDS)
+    prefixes.insert(cache, IDS)
+    cache.release()
+    assert prefixes.held == prefixes.pool.used == 2 * PLAIN.page_bytes(0) and attached(prefixes, IDS)[1] == 64
+
+
+def test_a_longer_beginning_of_a_page_takes_the_place_of_the_shorter() -> None:
+    prefixes = store(PagePool(PLAIN))
+    cache = filled(prefixes.pool, IDS[:10])
+    prefixes.insert(cache, IDS[:10])
+    write(cache, IDS[10:20])  # to a copy: the store holds the page
+    prefixes.insert(cache, IDS[:20])
+    cache.release()
+    assert len(prefixes) == 1 and prefixes.held == prefixes.pool.used == PLAIN.page_bytes(0)
+    cache, length, _ = attached(prefixes, IDS)
+    assert length == 20 and read(cache) == [IDS[:20]]
 
 
 def test_a_page_that_two_beginnings_share_counts_once() -> None:
@@ -239,6 +286,21 @@ def test_windowed_layers_limit_reuse_and_say_so() -> None:
     assert length == 0 and "100 ids agree, but windowed layers have given back" in why
     warm, length, _ = attached(prefixes, [*ids, 5])
     assert length == 300 and read(warm)[1][-39:] == ids[-39:]
+
+
+def test_what_windows_gave_back_leaves_the_whole_pages_before_it() -> None:
+    """A short prompt, and a long one whose windowed layers reach back less far than the short one came."""
+    prefixes = store(PagePool(WINDOWED))
+    ids = list(range(300))
+    prefixes.insert(filled(prefixes.pool, ids[:70]), ids[:70])
+    cache, length, _ = attached(prefixes, ids)
+    assert length == 70
+    write(cache, ids[70:])
+    cache.trim()
+    prefixes.insert(cache, ids)
+    again, length, why = attached(prefixes, [*ids[:200], 5])
+    assert length == 64 and "200 ids agree, but windowed layers have given back" in why
+    assert read(again) == [ids[:64]] * 2
 
 
 ACTS = ["run", "fork", "cut", "evict", "drop"]

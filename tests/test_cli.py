@@ -776,6 +776,15 @@ def test_json_is_the_same_whatever_it_escapes(capsys: pytest.CaptureFixture[str]
     assert not STEERS.search(shown) and "\u200b" not in shown and "\ufeff" not in shown
 
 
+def test_json_is_ascii_where_the_output_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, "ascii", newline="\n") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        print_json({"a": "é日🎉"})
+        out.flush()
+        assert raw.getvalue() == b'{"a": "\\u00e9\\u65e5\\ud83c\\udf89"}\n'
+
+
 def test_complaints_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert app.complain("architecture '" + "x" * 100_000 + "' is not supported", 2) == 2
     err = capsys.readouterr().err

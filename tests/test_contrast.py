@@ -11,7 +11,7 @@ import tiny_weights
 
 from glassbox.cache.pages import Cache
 from glassbox.engine import Engine
-from glassbox.errors import ParameterError
+from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.events import Step
 from glassbox.generation import Generation
 from glassbox.model.bigram import METADATA, BigramModel
@@ -34,8 +34,8 @@ POLICIES = {
 }
 
 
-def model_of(case: str, threads: int = 1) -> TransformerModel:
-    return TransformerModel(tiny_weights.checkpoint(case, CASES), threads=threads)
+def model_of(case: str, threads: int = 1, **how: int) -> TransformerModel:
+    return TransformerModel(tiny_weights.checkpoint(case, CASES), threads=threads, **how)
 
 
 def sequence(model: TransformerModel, policy: Policy, ids: list[int], n: int = 10, seed: int = 3) -> Generation:
@@ -137,6 +137,14 @@ def test_cancelled_it_holds_no_page(name: str, after: int) -> None:
         next(stream)
     stream.close()
     assert model.pool.used == 0
+
+
+def test_the_pages_of_a_negative_prompt_are_counted_before_they_are_taken() -> None:
+    """2 ids and 31 tokens lie in 2 pages, and so do 3 ids and 31 tokens; each may come to need one more."""
+    need = 6 * model_of("llama-b").pool.shape.page_bytes(0)
+    assert len(run(model_of("llama-b", kv_limit=need), POLICIES["guidance"], [4, 8], 31)) == 31
+    with pytest.raises(OutOfMemory, match=f"a sequence of up to 33 positions needs {need:,} bytes"):
+        run(model_of("llama-b", kv_limit=need - 1), POLICIES["guidance"], [4, 8], 31)
 
 
 def test_mirostat_is_llama_cpps_over_a_whole_sequence() -> None:

@@ -374,6 +374,15 @@ def test_a_model_that_is_not_here(run: glassbox.Run, bigram: glassbox.Model) -> 
     assert "B was made by another model than the bigram that is here" in diff(run, foreign).stages["layers"].says
 
 
+def test_what_its_model_does_not_give_again_is_not_compared(run: glassbox.Run) -> None:
+    """Its steps have other hashes than these logits: what is computed now is not what was computed then."""
+    strange = replace(run, steps=(replace(run.steps[0], logits_hash="0" * 16), *run.steps[1:]))
+    d = checked(diff(run, strange))
+    assert d.stages["layers"].same is None and d.stages["layers"].says == (
+        "not compared: B's model does not give the recorded logits again: it was run in another way"
+    )
+
+
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -467,6 +476,8 @@ def test_one_model_is_opened_once(bigram: glassbox.Model, tmp_path: Path, monkey
     d = checked(diff(one, other))
     assert d.stages["embedding"].same is False and opened == ["bigram"]
     assert d.stages["ids"].same is False and diff(one, one).equal and opened == ["bigram"]
+    checked(diff(one, replace(other, provenance=replace(other.provenance, kv="f16"))))
+    assert opened == ["bigram"] * 2  # one that keeps keys and values in another way is another
 
 
 def test_long_values_are_cut_in_words_only(bigram: glassbox.Model, run: glassbox.Run) -> None:

@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import glassbox
+from glassbox import Intervention
+from glassbox.cache.pages import PAGE
 from glassbox.draft import PromptLookup
 from glassbox.errors import OutOfMemory, ParameterError
 from glassbox.generation import Generation
@@ -101,7 +103,9 @@ def test_reuse_can_be_off_or_private(model: glassbox.Model) -> None:
     asked = dict(ids=LONG[:60], policy=P, seed=4, max_tokens=3)
     model.generate(**asked, salt="a")
     assert model.generate(**asked, salt="b").usage.cached_tokens == 0
-    assert model.generate(**asked, reuse=False).usage.cached_tokens == 0
+    assert model.generate(**asked, salt="c", reuse=False).usage.cached_tokens == 0
+    assert model.generate(**asked, salt="c").usage.cached_tokens == 0  # that one left nothing,
+    assert model.generate(**asked, salt="c", reuse=False).usage.cached_tokens == 0  # and takes nothing
     assert model.generate(**asked, salt="a").usage.cached_tokens == 59
 
 
@@ -129,6 +133,18 @@ def test_a_long_prompt_does_not_stop_the_others(model: glassbox.Model) -> None:
         passes += 1
         assert talking.steps == before + 1
     assert passes > 3  # the prompt was really cut
+    drain(model)
+
+
+def test_who_changes_inner_values_does_not_stop_the_others(model: glassbox.Model) -> None:
+    """Each kind of change has a pass of its own, in every step."""
+    half, none = Intervention("mlp_out.0", "scale", 0.5), Intervention("mlp_out.0", "zero")
+    made = [generation(model, LONG[:9], interventions=changed) for changed in ((), (half,), (none,), (half,))]
+    for g in made:
+        model.engine.add(g)
+    for _ in range(3):
+        model.engine.step()
+    assert [g.steps for g in made] == [3, 3, 3, 3]
     drain(model)
 
 
@@ -165,11 +181,38 @@ def test_cancelled_at_any_point_leaves_the_neighbour_alone(model: glassbox.Model
     assert hashes(stays) == alone(path, LONG[:9], 1)
 
 
+def test_one_that_has_ended_leaves_before_the_next_pass(model: glassbox.Model) -> None:
+    """As where an interrupt came between its last token and its leaving."""
+    running, waiting = generation(model, LONG[:9]), generation(model, LONG[:9])
+    model.engine.add(running)
+    model.engine.step()
+    model.engine.add(waiting)
+    for g in (running, waiting):
+        g.stop("cancelled")
+    model.engine.step()
+    assert not model.engine.running and not model.engine.waiting
+    assert (running.steps, waiting.steps, running.cache.length) == (1, 0, 0)
+
+
 def test_a_time_limit_ends_it(model: glassbox.Model) -> None:
     run = model.generate(ids=LONG[:4], max_tokens=250, ignore_eos=True, time_limit=0.02, seed=1)
     assert run.finish_reason == "time" and len(run.steps) < 250
     with pytest.raises(ParameterError, match="time_limit is 0"):
         model.generate(ids=[1], time_limit=0)
+
+
+def test_a_time_limit_is_in_seconds_from_when_it_was_asked(
+    model: glassbox.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [7_000_000_000]
+    monkeypatch.setattr("glassbox.generation.time.perf_counter_ns", lambda: clock[0])
+    model.engine.add(g := generation(model, LONG[:4], time_limit=1.5))
+    clock[0] += 1_500_000_000
+    model.engine.step()
+    assert (g.steps, g.done) == (1, False)
+    clock[0] += 1
+    model.engine.step()
+    assert g.outcome is not None and (g.steps, g.outcome.ending.kind) == (1, "time")
 
 
 def test_memory_is_refused_with_numbers_before_it_is_taken(path: Path) -> None:
@@ -206,6 +249,32 @@ def test_running_out_of_pages_ends_one_and_leaves_the_other(
         assert hashes(g) == (full[: len(hashes(g))] if g in failed else full)
 
 
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_search_whose_beam_finds_no_page_ends_whole(
+    model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """Also where beams before it have their pages for the pass already."""
+    pool, calls = model.model.new_cache().pool, 0
+    take = pool.take
+
+    def failing(group: int) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise OutOfMemory("a page of the cache", 1, 0)
+        return take(group)
+
+    neighbour = generation(model, LONG[:9], 1)
+    model.engine.add(neighbour)
+    model.engine.step()
+    monkeypatch.setattr(pool, "take", failing)
+    with model.stream(ids=LONG[:41], beam=glassbox.Beam(4), max_tokens=60, ignore_eos=True, reuse=False) as stream:
+        model.engine.add(search := stream._generation)
+        drain(model)
+        assert isinstance(search.inbox[-1], OutOfMemory) and search.cache.length == 0
+    assert calls >= nth and hashes(neighbour) == alone(path, LONG[:9], 1)
+
+
 def test_a_pass_without_memory_fails_and_the_engine_lives(
     model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +284,39 @@ def test_a_pass_without_memory_fails_and_the_engine_lives(
             model.generate(ids=LONG[:10], max_tokens=3)
     run = model.generate(ids=LONG[:10], policy=P, seed=1, max_tokens=12, ignore_eos=True)
     assert [(s.id, s.logits_hash) for s in run.steps] == alone(path, LONG[:10], 1)
+
+
+def test_what_windows_left_behind_is_given_back_as_a_sequence_goes_on(model: glassbox.Model) -> None:
+    model.engine.add(g := generation(model, LONG[:40], n=100, reuse=False))
+    pool = g.cache.pool
+    for length in range(40, 140):
+        model.engine.step()
+        assert g.cache.length == (0 if g.done else length)
+        gone = [max(0, length - group.window + 1) // PAGE if group.window else 0 for group in pool.shape.groups]
+        held = sum((-(-length // PAGE) - n) * pool.shape.page_bytes(i) for i, n in enumerate(gone))
+        assert pool.used == (0 if g.done else held)
+    assert g.done
+
+
+def test_a_prompt_whose_answer_goes_on_lends_its_whole_pages(model: glassbox.Model) -> None:
+    """Not the one it writes to: that one would have to be copied."""
+    first, second = generation(model, LONG[:41]), generation(model, LONG[:41], 1)
+    for g in (first, second):
+        model.engine.add(g)
+        model.engine.step()
+    assert first.reused is not None and second.reused is not None
+    assert (first.reused.length, second.reused.length) == (0, 32)
+    drain(model)
+
+
+def test_beams_need_the_whole_pages_of_the_prompt_once(path: Path) -> None:
+    """Of 90 positions 3 pages, 2 of them the prompt's; 1 more for each of two beams, and 1 while one is copied."""
+    shape = glassbox.load(path).model.new_cache().pool.shape
+    need = (3 + 2 * 1 + 1) * sum(shape.page_bytes(g) for g in range(len(shape.groups)))
+    asked = dict(ids=LONG[:70], beam=3, max_tokens=20, ignore_eos=True)
+    assert len(glassbox.load(path, kv_limit=need).beam_search(**asked).ids) == 20
+    with pytest.raises(OutOfMemory, match=f"a beam search of 3 sequences of up to 90 positions needs {need:,} bytes"):
+        glassbox.load(path, kv_limit=need - 1).beam_search(**asked)
 
 
 def test_who_does_not_fit_waits(path: Path) -> None:

@@ -359,6 +359,8 @@ def test_content_that_was_not_retained_is_in_no_export(tmp_path: Path) -> None:
             data = file.read_bytes()
             assert data and b"heron" not in data and b"as delivered" not in data, file
             assert to in ("html", "run") or b" tok" not in data, file  # these say "token" themselves
+    tokens = [e for e in json.loads((tmp_path / "perfetto").read_text())["traceEvents"] if e["name"] == "model"]
+    assert sorted(set(map(tuple, (e["args"] for e in tokens)))) == [("step",), ("step", "id", "logprob")]
     for root in (span for span in spans(tmp_path / "otlp") if "parentSpanId" not in span):
         assert not {a["key"] for a in root["attributes"]} & {"gen_ai.input.messages", "gen_ai.output.messages"}
 
@@ -375,6 +377,10 @@ def test_the_timeline_adds_up(tmp_path: Path) -> None:
         "decode": pytest.approx((40_000, 860_000), abs=0.3),
     }  # fmt: skip
     tokens = [e for e in events if e["tid"] == 2]
+    assert [e["args"] for e in tokens] == [
+        {"step": i, "id": s.id, "logprob": s.choice.logprob_raw, "text": s.text} for i, s in enumerate(run.steps)
+        for _ in range(2)
+    ]  # fmt: skip
     for kind, right in (("model", [s.model_ns for s in run.steps]), ("policy", [s.policy_ns for s in run.steps])):
         assert [round(e["dur"] * 1000) for e in tokens if e["name"] == kind] == right
     assert tokens[1]["ts"] + tokens[1]["dur"] == pytest.approx(run.created_ms * 1000 + 40_000, abs=0.5)
@@ -383,6 +389,13 @@ def test_the_timeline_adds_up(tmp_path: Path) -> None:
 
 
 # --- run ---
+
+
+def test_a_run_in_memory_takes_along_what_its_trace_lacks(tmp_path: Path) -> None:
+    """The mark is sealed with the rest: to lack something is not to be damaged."""
+    run = replace(record(Recorder(None)), problem="incomplete: cannot be written: the disk is full")
+    with open_store(run.export("run", tmp_path / "x.db"), readonly=True) as store:
+        assert store.verify() is None and store.load().problem == run.problem
 
 
 def test_a_run_alone_is_the_run_bit_for_bit(tmp_path: Path) -> None:

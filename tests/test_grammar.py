@@ -352,6 +352,16 @@ def test_a_function_of_the_ids_alone() -> None:
     assert g.allowed([*text, 256]).tolist() == [256] and g.finished([*text, 256, 256])
 
 
+def test_what_ends_a_text_is_no_part_of_it() -> None:
+    """Also where its piece is an ordinary one, which the grammar would take."""
+    a, b = b"ab"
+    g = guide({"regex": "[ab]c?"}, ends=(a, 256))
+    assert g.allowed([]).tolist() == [b] and g.allowed([b]).tolist() == [a, ord("c"), 256]
+    assert g.allowed([b, a]).tolist() == [a, 256] and g.finished([b, a])
+    with pytest.raises(GrammarError, match="output token 0: id 97 has no place in it"):
+        g.allowed([a, ord("c")])
+
+
 def test_forced_runs_are_counted() -> None:
     g = guide({"regex": "(aaaa|bbbb)cd?"})
     assert [g.forced(list(t)) for t in (b"", b"a", b"aa", b"aaaa", b"aaaac", b"aaaacd")] == [0, 4, 3, 1, 0, 0]

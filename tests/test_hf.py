@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import os
 import subprocess
+import threading
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +270,24 @@ def test_a_large_header_is_read_soon(tmp_path: Path) -> None:
     begin = time.perf_counter()
     found, _ = read_safetensors(OpenFile(tmp_path / "m", "a file"))
     assert time.perf_counter() - begin < 2 and list(found) == names
+
+
+def test_two_who_read_one_file_at_once_do_not_move_its_place_for_each_other(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"aaaabbbb")
+    both = threading.Barrier(2)
+
+    class Slow(io.FileIO):
+        """Waits between the seek and the read, until another has sought, or for a while."""
+
+        def seek(self, at: int, whence: int = 0) -> int:
+            place = super().seek(at, whence)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return place
+
+    shared = OpenFile(tmp_path / "m", "a file")
+    with Slow(tmp_path / "m") as shared.file, ThreadPoolExecutor(2) as two:
+        assert [*two.map(lambda at: shared.take(at, 4, "t"), (0, 4))] == [b"aaaa", b"bbbb"]
 
 
 def test_ends_must_be_ids(tmp_path: Path) -> None:

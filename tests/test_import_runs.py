@@ -232,6 +232,10 @@ def test_a_file_that_executes_is_refused(tmp_path: Path, store: Path) -> None:
     for name, statements in {
         "view": ["ALTER TABLE segment RENAME TO s2", f"CREATE VIEW segment AS {loop}"],
         "beam": ["DROP TABLE beam", f"CREATE VIEW beam AS {loop}"],
+        "virtual": [
+            "PRAGMA writable_schema=ON",
+            "INSERT INTO sqlite_master VALUES ('table', 'v', 'v', 0, 'CREATE VIRTUAL TABLE v USING fts5(x)')",
+        ],
         "trigger": ["CREATE TRIGGER t AFTER DELETE ON run BEGIN DELETE FROM segment; END"],
         "computed": ["ALTER TABLE run ADD COLUMN z BLOB GENERATED ALWAYS AS (zeroblob(2000000000)) VIRTUAL"],
     }.items():
@@ -243,6 +247,15 @@ def test_a_file_that_executes_is_refused(tmp_path: Path, store: Path) -> None:
             "it was not made by|it was made by an older|the file is damaged: no table", refused(path, store)
         ), name
         assert time.monotonic() - begin < 5
+
+
+def test_a_file_from_anybody_is_read_with_care(tmp_path: Path) -> None:
+    """Nothing in its schema is run, a cell that its page has no room for is an error, and no value is too large."""
+    filled(tmp_path / "theirs.db")
+    with closing(merging._open_foreign(tmp_path / "theirs.db")) as conn:
+        said = {name: conn.execute(f"PRAGMA {name}").fetchone()[0] for name in ("trusted_schema", "cell_size_check")}
+        assert said == {"trusted_schema": 0, "cell_size_check": 1}
+        assert conn.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) == merging.LONGEST
 
 
 def test_truncated_files(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,13 @@ def test_totals() -> None:
     assert found.bytes == 2 and found.bits_per_byte == pytest.approx(-total / math.log(2) / 2, rel=1e-12)
     one = table().score(ids=[2])
     assert (one.tokens_scored, one.sum_logprob, one.perplexity, one.bits_per_byte, one.bytes) == (0, 0.0, None, None, 0)
+
+
+def test_a_perplexity_beyond_what_a_float_holds_is_infinite() -> None:
+    found = table().score(ids=[0, 1])
+    first, last = found.tokens
+    far = [replace(found, tokens=(first, replace(last, logprob=x))) for x in (-699.0, -750.0, -math.inf)]
+    assert [f.perplexity for f in far] == [math.exp(699.0), math.inf, math.inf]
 
 
 def test_one_text_holds_the_bytes_of_its_letters() -> None:

@@ -136,7 +136,7 @@ class Pool(Generic[T]):
         """After a step: `best_live` is the largest sum among the live, all of `length` tokens."""
         sure = self.beam.early_stopping == "never" and self.beam.length_penalty > 0
         hope = self.beam.score(best_live, self.longest if sure else length)
-        self._improvable = self._improvable and (not self.full or hope > self.best[-1][0])
+        self._improvable = not self.full or hope > self.best[-1][0]
 
     @property
     def over(self) -> bool:

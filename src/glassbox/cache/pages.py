@@ -169,7 +169,7 @@ class Cache:
         for group, table in enumerate(self.tables):
             window = self.pool.shape.groups[group].window
             low = max(0, self.length - window + 1) if window else 0
-            if any(page is None for page in table.pages[low // PAGE : first]):
+            if any(page is None for page in table.pages[low // PAGE : -(-self.length // PAGE)]):
                 raise RuntimeError("a windowed layer has given back positions that would be read")
             if length > self.length and first < len(table.pages) and self.length % PAGE:
                 page = table.pages[first]

@@ -31,7 +31,9 @@ from glassbox.types import F32
 if TYPE_CHECKING:
     from glassbox.stream import Stream
 
-SALT = "glassbox.again"  # apart from prompts: what is looked at later must not change what is reused meanwhile
+# Apart from prompts: what is looked at later must not change what is reused meanwhile. And what a prompt left has gaps,
+# where windowed layers gave pages back: earlier steps could not be asked for (Cache.reserve would raise RuntimeError).
+SALT = "glassbox.again"
 
 
 class Opened(Protocol):

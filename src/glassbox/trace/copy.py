@@ -68,7 +68,8 @@ def rows_of(run: Run) -> Rows:
         journal.take(Tried(run.tried))
     if run.status != "running":
         journal.take(End(run.outcome, run.finish_reason, run.error, run.failed))
+    if run.problem is not None:
+        journal.lacks(run.problem)
     conn = in_memory()
     journal.write(conn)
-    conn.execute("UPDATE run SET incomplete = ?", (run.problem,))
     return fetch(conn, conn.execute("SELECT * FROM run").fetchone())

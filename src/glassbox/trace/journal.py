@@ -201,6 +201,10 @@ class Journal:
         """An item cannot be encoded: what came before it stays, what comes after is not wanted."""
         self.problem, self._lost, self._waiting.incomplete = f"incomplete: {why}", True, True
 
+    def lacks(self, problem: str) -> None:
+        """What is missing of a run in memory, as the run says it: the mark is sealed with the rest."""
+        self.problem, self._waiting.incomplete = problem, True
+
     def refused(self, why: str) -> None:
         """The store will never take these rows; other runs must not be held up by them."""
         self.problem = f"incomplete: {why}"
