@@ -64,7 +64,19 @@ def test_damaged_kernels_are_compiled_again(kept: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "glassbox").write_text("a file where the folder should be")
-    assert start(tmp_path) == (0, "compiled", "")
+    code, said, err = start(tmp_path)
+    assert (code, said, err) == (0, "compiled\ncompiled", "")  # said once more: that each start will compile
+
+
+def test_kernels_that_cannot_be_kept_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "glassbox").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compile_in_children", lambda: b"code")
+    monkeypatch.setattr(build, "_link", lambda code: code)
+    told: list[str] = []
+    assert build._load(told.append) == b"code"  # type: ignore[comparison-overlap]
+    where = tmp_path / "glassbox" / "kernels"
+    assert told[1:] == [f"the kernels cannot be kept in {where}: every start will compile them"]
 
 
 def test_an_interrupt_while_compiling_ends_the_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def _load(announce: Callable[[str], None] | None) -> Kernels:
         if announce is not None:
             announce("compiling the kernels for this machine (once; 20 to 60 seconds)")
         code = _compile_in_children()
-        _keep(path, code)
+        if not _keep(path, code) and announce is not None:
+            announce(f"the kernels cannot be kept in {path.parent}: every start will compile them")
     return _link(code)
 
 
@@ -137,8 +138,8 @@ def _kept(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def _keep(path: Path, code: bytes) -> None:
-    """Put object code into the cache, whole or not at all. Where that cannot be written, each start compiles."""
+def _keep(path: Path, code: bytes) -> bool:
+    """Put object code into the cache, whole or not at all. Whether it could be written; if not, each start compiles."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as f:
@@ -147,11 +148,12 @@ def _keep(path: Path, code: bytes) -> None:
             os.fsync(f.fileno())
         os.replace(f.name, path)
     except OSError:
-        return
+        return False
     for left in path.parent.glob("*.tmp"):  # of a process that was killed while it wrote
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:
                 left.unlink()
+    return True
 
 
 _alive: list[object] = []  # the engine owns the code; it must outlive every call
