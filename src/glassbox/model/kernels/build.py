@@ -121,7 +121,7 @@ def _load(announce: Callable[[str], None] | None) -> Kernels:
     code = _kept(path)
     if code is None:
         if announce is not None:
-            announce("compiling the kernels for this machine (once; 20 to 60 seconds)")
+            announce("compiling the kernels for this machine (once; 10 to 30 seconds)")
         code = _compile_in_children()
         if not _keep(path, code) and announce is not None:
             announce(f"the kernels cannot be kept in {path.parent}: every start will compile them")
