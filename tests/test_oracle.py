@@ -32,7 +32,7 @@ def outcome(folder: Path, *options: str) -> tuple[int, str]:
 @pytest.mark.slow
 def test_a_skip_fails_where_it_is_forbidden(tmp_path: Path) -> None:
     shutil.copy(HERE / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = oracle(modules)\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nmarkers = oracle(modules)\npythonpath = {HERE}\n")
     (tmp_path / "test_it.py").write_text(TESTS)
     assert outcome(tmp_path) == (0, "2 passed, 1 skipped")
     assert outcome(tmp_path, "-m", "oracle") == (0, "1 passed, 1 skipped, 1 deselected")
