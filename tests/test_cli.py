@@ -369,7 +369,7 @@ def test_only_what_a_write_ends_in_is_told_as_the_outputs(
     assert cli("runs", code=2) == ("", f"glassbox: {said}\n")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize("command", [("trace", "ab", *BIGRAM), ("trace", "ab", "--json", *BIGRAM), ("--help",)])
 def test_output_that_cannot_be_written(command: tuple[str, ...], cli: Cli) -> None:
     stored = ["--store", str(cli.store)] if command[0] == "trace" else []

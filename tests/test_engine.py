@@ -221,29 +221,35 @@ def test_memory_is_refused_with_numbers_before_it_is_taken(path: Path) -> None:
         model.generate(ids=LONG, max_tokens=250)
 
 
+def without_page(model: glassbox.Model, monkeypatch: pytest.MonkeyPatch, nth: int) -> list[int]:
+    """From here on the nth page that is asked for cannot be had, whoever asks. Returns the groups that pages were asked
+    for, which grow."""
+    pool, calls = model.model.new_cache().pool, list[int]()
+    take = pool.take
+
+    def failing(group: int) -> Any:
+        calls.append(group)
+        if len(calls) == nth:
+            raise OutOfMemory("a page of the cache", 1, 0)
+        return take(group)
+
+    monkeypatch.setattr(pool, "take", failing)
+    return calls
+
+
 @pytest.mark.parametrize("nth", range(1, 9))
 def test_running_out_of_pages_ends_one_and_leaves_the_other(
     model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """The nth page that is asked for cannot be had, whoever asks."""
-    pool, calls = model.model.new_cache().pool, 0
-    take = pool.take
-
-    def failing(group: int) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == nth:
-            raise OutOfMemory("a page of the cache", 1, 0)
-        return take(group)
-
-    monkeypatch.setattr(pool, "take", failing)
+    calls = without_page(model, monkeypatch, nth)
     asked = [(LONG[:40], 1), (LONG[3:70], 2)]
     made = [generation(model, ids, seed) for ids, seed in asked]
     for g in made:
         model.engine.add(g)
     drain(model)
     failed = [g for g in made if g.outcome is not None and g.outcome.ending.kind == "error"]
-    assert len(failed) == (1 if calls >= nth else 0)
+    assert len(failed) == (1 if len(calls) >= nth else 0)
     for g, (ids, seed) in zip(made, asked, strict=True):
         full = alone(path, ids, seed)
         assert hashes(g) == (full[: len(hashes(g))] if g in failed else full)
@@ -254,25 +260,15 @@ def test_a_search_whose_beam_finds_no_page_ends_whole(
     model: glassbox.Model, path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     """Also where beams before it have their pages for the pass already."""
-    pool, calls = model.model.new_cache().pool, 0
-    take = pool.take
-
-    def failing(group: int) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == nth:
-            raise OutOfMemory("a page of the cache", 1, 0)
-        return take(group)
-
     neighbour = generation(model, LONG[:9], 1)
     model.engine.add(neighbour)
     model.engine.step()
-    monkeypatch.setattr(pool, "take", failing)
+    calls = without_page(model, monkeypatch, nth)
     with model.stream(ids=LONG[:41], beam=glassbox.Beam(4), max_tokens=60, ignore_eos=True, reuse=False) as stream:
         model.engine.add(search := stream._generation)
         drain(model)
         assert isinstance(search.inbox[-1], OutOfMemory) and search.cache.length == 0
-    assert calls >= nth and hashes(neighbour) == alone(path, LONG[:9], 1)
+    assert len(calls) >= nth and hashes(neighbour) == alone(path, LONG[:9], 1)
 
 
 def test_a_pass_without_memory_fails_and_the_engine_lives(

@@ -208,7 +208,7 @@ def test_what_a_killed_pull_left_is_swept(world: World) -> None:
     assert world.left() == ["t.gguf"] and asked == ["tiny-part1", "tiny-part2"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no flock: both fetch")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock, and two pulls both fetch there")
 def test_of_two_pulls_at_once_one_fetches(world: World) -> None:
     inside, go = threading.Event(), threading.Event()
 
